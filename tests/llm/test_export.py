@@ -24,11 +24,17 @@ from tests.llm.text_models import (
     SIZE,
     TOKENIZERS,
     byte_level_bpe,
+    unigram,
     wordpiece,
     write_text_files,
     write_text_model,
 )
-from tests.llm.tiny_models import load_expected, random_tensors
+from tests.llm.tiny_encoders import load_encoder, stored_encoders
+from tests.llm.tiny_models import load_expected, random_tensors, write_folder
+
+#: Fields of folders that files have no use for: rows before the first position, and the pooling,
+#: which is in files of its own.
+_TABLES = ("positions", "pooling")
 
 
 def expressible_folder(path: Path, model: str) -> Path:
@@ -119,7 +125,13 @@ def metadata_of(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
     stored = json.loads((folder / "tokenizer.json").read_text())
     named = special_pieces(json.loads((folder / "tokenizer_config.json").read_text()))
     metadata = vocabulary_metadata(
-        tokenizer, stored, size=SIZE, named=named, ends=(), begin=tokenizer.bos
+        tokenizer,
+        stored,
+        size=SIZE,
+        named=named,
+        ends=(),
+        begin=tokenizer.bos,
+        pairs=tokenizer.id_of("[CLS]") is not None,
     )
     return metadata, tokenizer
 
@@ -157,3 +169,42 @@ def test_what_files_can_not_express_is_refused(tmp_path: Path):
     with pytest.raises(ost.ModelFormatError, match=r"no tokenizer\.json"):
         quantize_file(folder, target, "q8_0")
     assert not target.exists()
+
+
+def encoder_folder(path: Path, family: str) -> Path:
+    """A tiny encoder or reranker, and a tokenizer of its kind."""
+    expected = load_encoder(family)
+    old = expected.config["vocab_size"]
+    shapes = {
+        name: [SIZE, *shape[1:]] if shape[0] == old else shape
+        for name, shape in expected.shapes.items()
+    }
+    write_folder(path, {**expected.config, "vocab_size": SIZE}, shapes, 0)
+    kinds = {"bert": wordpiece, "xlm": unigram, "mod": byte_level_bpe}
+    build = next(build for start, build in kinds.items() if family.startswith(start))
+    write_text_files(path, build())
+    return path
+
+
+@pytest.mark.parametrize("family", stored_encoders())
+def test_encoders_have_the_vectors_of_their_folder(family: str, tmp_path: Path):
+    folder = encoder_folder(tmp_path / "folder", family)
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"path": "", "type": "sentence_transformers.models.Transformer"},
+                {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+                {"path": "2", "type": "sentence_transformers.models.Normalize"},
+            ]
+        )
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    path = quantize_file(folder, tmp_path / "model.gguf", "q8_0", skip=["*"]).path
+    given = ["the sea is blue", "boats", "the sea and the boats " * 9]
+    with ost.llm.load(folder) as before, ost.llm.load(path) as after:
+        assert not [d for d in differences(after.config, before.config) if d not in _TABLES]
+        if before.config.labels:
+            assert np.array_equal(before.rerank("the sea", given), after.rerank("the sea", given))
+        else:
+            assert np.array_equal(before.embed(given), after.embed(given))

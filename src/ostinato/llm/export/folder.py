@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.errors import InputError, ModelFormatError
 from ostinato.llm.checkpoints.huggingface import open_folder
+from ostinato.llm.config import Pooling
+from ostinato.llm.embedding import embedding_settings
 from ostinato.llm.export.metadata import model_metadata, rope_tensors, unexpressed
 from ostinato.llm.export.tensors import ArrayTensor, ModelTensor, file_tensors
 from ostinato.llm.export.vocabulary import vocabulary_metadata
@@ -14,7 +16,8 @@ from ostinato.llm.fields import Fields
 from ostinato.llm.templates import template_from_folder
 from ostinato.llm.tokenizers import tokenizer_from_folder
 from ostinato.llm.tokenizers.tokenizer_json import read_json_object, special_pieces
-from ostinato.records import dataclass
+from ostinato.llm.weights import last_rows
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +35,9 @@ _SAMPLING: Final = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
+
+#: The row that heads take, but those of ModernBERT.
+_FIRST: Final = Pooling(kind="first")
 
 _TEMPLATE: Final = "tokenizer.chat_template"
 
@@ -58,7 +64,7 @@ def export_folder(path: Path) -> Exported:
         ModelFormatError: the folder is damaged, or its tokenizer is none that GGUF files have.
         OSError: a file can not be read.
     """
-    checkpoint = open_folder(path)
+    checkpoint = _as_in_files(open_folder(path))
     written = checkpoint.family.gguf_written or next(iter(checkpoint.family.gguf), "")
     if not written:
         raise InputError(
@@ -95,6 +101,21 @@ def export_folder(path: Path) -> Exported:
     return Exported({**general, **metadata, **_text(path, checkpoint)}, tensors)
 
 
+def _as_in_files(checkpoint: Checkpoint) -> Checkpoint:
+    """The model with the pooling of its folder, and no rows of positions before the first."""
+    config, weights = checkpoint.config, dict(checkpoint.weights)
+    if not config.causal:
+        pooling = embedding_settings(checkpoint.path, config.pooling).pooling
+        if config.labels:  # the head says which rows it takes
+            pooling = config.pooling if config.pre_norm and config.pooling else _FIRST
+        config = replace(config, pooling=pooling)
+    if config.positions > config.context:
+        table = weights["positions.weight"]
+        weights["positions.weight"] = last_rows(table, config.context)
+        config = replace(config, positions=config.context)
+    return replace(checkpoint, config=config, weights=weights)
+
+
 def _text(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """The metadata of the tokenizer and of the chat templates."""
     tokenizer = tokenizer_from_folder(path)
@@ -109,7 +130,10 @@ def _text(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
         named=special_pieces(read_json_object(settings) if settings.is_file() else {}),
         ends=checkpoint.end_tokens,
         begin=checkpoint.begin_token,
+        pairs=not checkpoint.config.causal,
     )
+    if checkpoint.config.segments:
+        found["tokenizer.ggml.token_type_count"] = checkpoint.config.segments
     template = template_from_folder(path)
     if template is not None:
         for name, source in template.sources.items():

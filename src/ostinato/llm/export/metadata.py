@@ -12,7 +12,7 @@ from ostinato.llm.families.rope import frequencies, magnitude, yarn_magnitude
 from ostinato.records import field_names
 
 if TYPE_CHECKING:
-    from ostinato.llm.config import Experts, Layer, ModelConfig, Rope, RopeScaling
+    from ostinato.llm.config import Experts, Layer, ModelConfig, Pooling, Rope, RopeScaling
 
 __all__ = ["model_metadata", "rope_tensors", "unexpressed"]
 
@@ -26,6 +26,9 @@ _ROUNDING: Final = 1e-6
 
 #: Numbers of poolings in files.
 _POOLINGS: Final = {"mean": 1, "first": 2, "last": 3}
+
+#: The pooling of rerankers, by their head.
+_HEAD: Final = 4
 
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
 
@@ -63,7 +66,7 @@ def model_metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
     if not config.causal:
         found["attention.causal"] = False
     if config.pooling is not None:
-        found["pooling_type"] = _POOLINGS[config.pooling.kind]
+        found |= _pooling(config, config.pooling)
     match architecture:
         case "granite":
             found |= _granite(config)
@@ -77,6 +80,18 @@ def model_metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 _LAYER_NORM: Final = "attention.layer_norm_epsilon"
+
+
+def _pooling(config: ModelConfig, pooling: Pooling) -> dict[str, Any]:
+    number = _POOLINGS[pooling.kind]
+    if not config.labels:
+        return {"pooling_type": number}
+    found: dict[str, Any] = {
+        "pooling_type": _HEAD,
+        "classifier.output_labels": [f"LABEL_{number}" for number in range(config.labels)],
+    }
+    # Other encoders take the first row for their head.
+    return found | ({"classifier.pooling_type": number} if config.pre_norm else {})
 
 
 def _windows(config: ModelConfig) -> dict[str, Any]:

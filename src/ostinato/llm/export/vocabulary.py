@@ -31,7 +31,6 @@ _SPACE: Final = "\u2581"
 #: Special tokens by the names that folders have for them, and those of files.
 _NAMED: Final = {
     "unk": "unknown",
-    "sep": "seperator",  # the format spells it so
     "pad": "padding",
     "cls": "cls",
     "mask": "mask",
@@ -67,6 +66,7 @@ def vocabulary_metadata(
     named: Mapping[str, str | None],
     ends: Iterable[int],
     begin: int | None,
+    pairs: bool,
 ) -> dict[str, Any]:
     """The metadata of a tokenizer.
 
@@ -77,6 +77,7 @@ def vocabulary_metadata(
         named: the pieces of special tokens, by the names of ``tokenizer_config.json``: ``unk``.
         ends: ids that end an answer, the first one first.
         begin: the id that begins a text, if the tokenizer does not name it.
+        pairs: whether the model reads pairs of texts, as rerankers do.
 
     Raises:
         ModelFormatError: files have no vocabulary of this kind, or read again it gives other ids.
@@ -86,9 +87,11 @@ def vocabulary_metadata(
             f"the tokenizer has {tokenizer.vocabulary_size:,} tokens, the model {size:,}"
         )
     common = _special(tokenizer, named, ends, begin)
+    if pairs:
+        common |= _separator(tokenizer)
     for kind, found in _candidates(tokenizer, stored, size):
         metadata = {f"{_PREFIX}model": kind} | {_PREFIX + k: v for k, v in (found | common).items()}
-        if (text := _difference(tokenizer, metadata)) is None:
+        if (text := _difference(tokenizer, metadata, pairs)) is None:
             return metadata
     raise ModelFormatError(
         f"GGUF files have no tokenizer that gives the ids of this one, for example for {text!r}; "
@@ -135,16 +138,24 @@ def _around(plain: Sequence[int], around: Sequence[int]) -> tuple[Sequence[int],
     )
 
 
-def _difference(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> str | None:
+def _separator(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The token between the two texts of a pair, beside those that end each."""
+    plain, around = tokenizer.encode("x"), tokenizer.encode("x", add_bos=True)
+    _, after = _around(plain, around)
+    pair, _ = tokenizer.encode_pair("x", "x")
+    between = pair[len(around) : len(pair) - len(plain) - len(after)]
+    return {"seperator_token_id": between[0]} if len(between) == 1 else {}
+
+
+def _difference(tokenizer: Tokenizer, metadata: Mapping[str, Any], pairs: bool) -> str | None:
     """A text that gives other ids by the metadata than by the tokenizer."""
     again = tokenizer_from_gguf(metadata)
-    around = metadata[f"{_PREFIX}add_eos_token"]  # of models that read pairs
     names = [tokenizer.piece(token) or "" for token in sorted(tokenizer.special_tokens)[:64]]
     for text in (*_TEXTS, "a".join(names)):
         for options in ({}, {"add_bos": True}, {"special": True}):
             if tokenizer.encode(text, **options) != again.encode(text, **options):
                 return text
-        if around and tokenizer.encode_pair(text, "x")[0] != again.encode_pair(text, "x")[0]:
+        if pairs and tokenizer.encode_pair(text, "x")[0] != again.encode_pair(text, "x")[0]:
             return text
     return None
 
@@ -310,7 +321,6 @@ def _wordpiece(
     pieces = {marked(piece): number for piece, number in model["vocab"].items()}
     found = _tokens(tokenizer, pieces, size)
     found["pre"] = "default"
-    found["token_type_count"] = 2
     if (whole := tokenizer.encode("x", add_bos=True))[1:]:
         found |= {"cls_token_id": whole[0], "seperator_token_id": whole[-1]}
     lower = next((step for step in steps if step.get("type") == "BertNormalizer"), {})

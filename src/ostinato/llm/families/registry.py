@@ -13,6 +13,7 @@ from ostinato.llm.families import (
     dense_gguf,
     encoder,
     encoders,
+    encoders_gguf,
     mixtures,
     mixtures_gguf,
 )
@@ -51,6 +52,10 @@ _BERT_HEADS = (
     "cls.seq_relationship.weight",
     "cls.seq_relationship.bias",
 )
+
+
+#: Tensors of the head of a GGUF file that has no classes.
+_GGUF_HEADS = ("cls.weight", "cls.bias", "cls.norm.weight")
 
 
 def _decoder(name: str, *architectures: str, **settings: object) -> Family:
@@ -186,6 +191,10 @@ _BUILT_IN: tuple[Family, ...] = (
         names=encoders.bert_names,
         embedding="embeddings.word_embeddings.weight",
         unused=_BERT_HEADS,
+        gguf=("bert",),
+        gguf_config=encoders_gguf.bert,
+        gguf_names=encoders_gguf.bert_gguf_names,
+        gguf_unused=_GGUF_HEADS,
     ),
     _encoder(
         "xlm_roberta",
@@ -200,6 +209,7 @@ _BUILT_IN: tuple[Family, ...] = (
         names=encoders.roberta_names,
         embedding="embeddings.word_embeddings.weight",
         unused=_BERT_HEADS,
+        gguf_written="bert",
     ),
     _encoder(
         "modernbert",
@@ -210,6 +220,10 @@ _BUILT_IN: tuple[Family, ...] = (
         names=encoders.modernbert_names,
         embedding="embeddings.tok_embeddings.weight",
         unused=("head.dense.weight", "head.norm.weight", "decoder.weight", "decoder.bias"),
+        gguf=("modern-bert",),
+        gguf_config=encoders_gguf.modernbert,
+        gguf_names=encoders_gguf.modernbert_gguf_names,
+        gguf_unused=_GGUF_HEADS,
     ),
 )
 

@@ -18,6 +18,7 @@ __all__ = [
     "MAX_FILE_BYTES",
     "read_json_object",
     "special_pieces",
+    "tokenizer_from_file",
     "tokenizer_from_folder",
     "tokenizer_from_json",
 ]
@@ -56,6 +57,16 @@ def tokenizer_from_folder(folder: str | os.PathLike[str]) -> Tokenizer:
     config_file = folder / "tokenizer_config.json"
     config = read_json_object(config_file) if config_file.is_file() else {}
     return tokenizer_from_json(_read(file), config, name=str(file))
+
+
+def tokenizer_from_file(file: Path) -> Tokenizer:
+    """The tokenizer of a single file, of the form of ``tokenizer.json``.
+
+    Raises:
+        ModelFormatError: it is damaged.
+        OSError: it can not be read.
+    """
+    return tokenizer_from_json(_read(file), {}, name=str(file))
 
 
 def tokenizer_from_json(
