@@ -10,12 +10,16 @@ from ostinato.llm.config import Pooling
 from ostinato.llm.embedding import embedding_settings
 from ostinato.llm.export.metadata import model_metadata, rope_tensors, unexpressed
 from ostinato.llm.export.tensors import ArrayTensor, ModelTensor, file_tensors
-from ostinato.llm.export.vocabulary import vocabulary_metadata
+from ostinato.llm.export.vocabulary import padded, vocabulary_metadata
 from ostinato.llm.families.registry import gguf_family_of
 from ostinato.llm.fields import Fields
 from ostinato.llm.templates import template_from_folder
 from ostinato.llm.tokenizers import tokenizer_from_folder
-from ostinato.llm.tokenizers.tokenizer_json import read_json_object, special_pieces
+from ostinato.llm.tokenizers.tokenizer_json import (
+    read_json_object,
+    sentencepiece_vocabulary,
+    special_pieces,
+)
 from ostinato.llm.weights import last_rows
 from ostinato.records import dataclass, replace
 
@@ -118,6 +122,9 @@ def _as_in_files(checkpoint: Checkpoint) -> Checkpoint:
 
 def _text(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """The metadata of the tokenizer and of the chat templates."""
+    if not (path / "tokenizer.json").is_file():
+        found = padded(sentencepiece_vocabulary(path), checkpoint.config.vocabulary)
+        return found | _templates(path)
     tokenizer = tokenizer_from_folder(path)
     stored = read_json_object(path / "tokenizer.json")
     if not isinstance(stored.get("model"), dict):
@@ -134,8 +141,13 @@ def _text(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     )
     if checkpoint.config.segments:
         found["tokenizer.ggml.token_type_count"] = checkpoint.config.segments
+    return found | _templates(path)
+
+
+def _templates(path: Path) -> dict[str, str]:
     template = template_from_folder(path)
-    if template is not None:
-        for name, source in template.sources.items():
-            found[_TEMPLATE if name == "default" else f"{_TEMPLATE}.{name}"] = source
-    return found
+    sources = {} if template is None else template.sources
+    return {
+        _TEMPLATE if name == "default" else f"{_TEMPLATE}.{name}": source
+        for name, source in sources.items()
+    }

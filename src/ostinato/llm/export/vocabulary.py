@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.llm.tokenizers import Tokenizer
 
-__all__ = ["vocabulary_metadata"]
+__all__ = ["padded", "vocabulary_metadata"]
 
 _PREFIX: Final = "tokenizer.ggml."
 
@@ -97,6 +97,24 @@ def vocabulary_metadata(
         f"GGUF files have no tokenizer that gives the ids of this one, for example for {text!r}; "
         "load the folder itself, with weights='int8' or 'int4'"
     )
+
+
+def padded(metadata: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """A vocabulary with unused tokens up to the size of the model's embedding.
+
+    Raises:
+        ModelFormatError: it has more tokens than the model.
+    """
+    found = dict(metadata)
+    tokens = found[f"{_PREFIX}tokens"]
+    left = size - len(tokens)
+    if left < 0:
+        raise ModelFormatError(f"the tokenizer has {len(tokens):,} tokens, the model {size:,}")
+    found[f"{_PREFIX}tokens"] = [*tokens, *(f"[PAD{n}]" for n in range(len(tokens), size))]
+    for name, value in (("scores", 0), ("token_type", TokenType.UNUSED)):
+        numbers = found[_PREFIX + name]
+        found[_PREFIX + name] = np.pad(numbers, (0, left), constant_values=value)
+    return found
 
 
 def _special(
