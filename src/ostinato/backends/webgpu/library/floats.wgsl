@@ -16,7 +16,7 @@ fn quotient(x: f32, y: f32) -> f32 {
 fn divided(x: f32, y: f32) -> f32 {
     let large = (bitcast<u32>(y) & 0x7FFFFFFFu) >= 0x7E800000u;
     let scale = select(1.0, 0.25, large);
-    return kept(kept(x) * scale) / kept(y * scale);
+    return kept(kept(kept(x) * scale) / kept(y * scale));
 }
 
 fn times_zero(x: f32, zero: f32) -> f32 {

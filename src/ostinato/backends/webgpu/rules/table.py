@@ -18,6 +18,7 @@ from ostinato.lower.lowering import LoweringOptions, lower
 from ostinato.lower.program import Role
 from ostinato.lower.rules.gpu_nest import with_scratch
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
+from ostinato.ops.base import Elementwise
 from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -77,11 +78,20 @@ def lower_for_webgpu(
     Raises:
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
-    table = RuleTable("the WebGPU device", _RULES | (_TEMPLATES if settings.templates else {}))
+    rules = _RULES | (_TEMPLATES if settings.templates else {})
+    table = RuleTable("the WebGPU device", rules, on_host=_needs_float64)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [_finalised(call, Role.TEMP) for call in program.calls]
     prepare = [_finalised(call, Role.PREPARED) for call in program.prepare]
     return replace(program, calls=calls, prepare=prepare), refused
+
+
+def _needs_float64(node: Node) -> bool:
+    """Whether a node reads, gives or computes with float64."""
+    dtypes = [value.dtype for value in (*node.inputs, *node.outputs)]
+    if isinstance(node.op, Elementwise):
+        dtypes += node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
+    return FLOAT64 in dtypes
 
 
 def _finalised(call: Call, scratch: Role) -> Call:
