@@ -25,6 +25,8 @@ CAPABILITIES = Capabilities(
     excluded=frozenset((op, FLOAT64) for op in ("attention", "recurrent_scan")),
     padded_conv=False,
     single_ops=True,
+    inouts=True,
+    expert_residency=True,
 )
 
 

@@ -36,7 +36,7 @@ _INTERFACES = ("Metal", "D3D12", "Vulkan")
 _NATIVE_INTERFACES = ("Metal", "DX12", "Vulkan")
 
 #: Features that a device is opened with, where its adapter has them, by the library's names.
-_FEATURES = ("subgroup", "timestamp-query")
+_FEATURES = ("subgroup", "shader-f16", "timestamp-query")
 
 #: Usages of buffers, by the standard's numbers.
 _MAP_READ, _COPY_SRC, _COPY_DST, _UNIFORM, _STORAGE, _QUERY = 1, 4, 8, 64, 128, 512

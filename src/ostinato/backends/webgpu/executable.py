@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.common.commands import BoundCall, Resident
-from ostinato.backends.common.device_executable import DeviceExecutable, check_apart
+from ostinato.backends.common.device_executable import DeviceExecutable
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.webgpu.memory import Blocks, DeviceBlock, device_block
 from ostinato.backends.webgpu.program import WebGpuProgram
@@ -101,6 +101,6 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        check_apart(inputs, outputs)
+        self.check_apart(inputs, outputs)
         arrays = [*inputs, *outputs]
         return BoundCall(self.program, self._resident, arrays, variables, self.memory.check_open)

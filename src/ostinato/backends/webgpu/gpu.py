@@ -85,6 +85,7 @@ class Gpu:
             part = min(part, self._most_part_bytes)
         return WebGpuTarget(
             subgroups="subgroup" in features,
+            halves="shader-f16" in features,
             threads=limits["max-compute-invocations-per-workgroup"],
             shared_bytes=limits["max-compute-workgroup-storage-size"],
             bindings=limits["max-storage-buffers-per-shader-stage"],

@@ -67,6 +67,7 @@ class WebGpuProgram:
 
     Attributes:
         sizes: see above.
+        on_run: called after each run, with the values of its Variables.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class WebGpuProgram:
             for n, e in enumerate(externals)
         ]
         self._launches: dict[tuple[Any, ...], Launches] = {}
+        self.on_run: Callable[[Sequence[int]], None] | None = None
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
@@ -112,7 +114,7 @@ class WebGpuProgram:
 
     @cached_property
     def inputs(self) -> int:
-        """The number of inputs; the other externals are outputs."""
+        """The number of inputs that are only read; the other externals are written."""
         return sum(not external.written for external in self._externals)
 
     @property
@@ -132,7 +134,17 @@ class WebGpuProgram:
 
     def run_at(self, places: Places, variables: Sequence[int]) -> None:
         """Run on memory that was found by :meth:`places`; see :meth:`run`."""
-        self._runner.finish(self._submit(places, variables))
+        self._finish(self._submit(places, variables), variables)
+
+    def _finish(self, pending: Pending, variables: Sequence[int]) -> None:
+        """Wait for the results of a run."""
+        self._runner.finish(pending)
+        self.note_run(variables)
+
+    def note_run(self, variables: Sequence[int]) -> None:
+        """Call :attr:`on_run` for a run that was part of other work."""
+        if self.on_run is not None:
+            self.on_run(variables)
 
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
         """Run several times, in this order, the copies of one run beside the kernels of another.
@@ -140,21 +152,24 @@ class WebGpuProgram:
         Args:
             runs: see :meth:`run` for the arguments of each.
         """
-        pending: list[Pending] = []
+        pending: list[tuple[Pending, Sequence[int]]] = []
         try:
             for blocks, variables in runs:
-                pending.append(self._submit(self.places(blocks, variables), variables))
+                submitted = self._submit(self.places(blocks, variables), variables)
+                pending.append((submitted, variables))
                 if len(pending) == _MOST_PENDING:
-                    self._runner.finish(pending.pop(0))
+                    self._finish(*pending.pop(0))
         finally:
             for one in pending:
-                self._runner.finish(one)
+                self._finish(*one)
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         """Run; return the seconds of each step."""
         places = self.places(blocks, variables)
         launches = self._prepare(places)
-        return self._runner.run_profiled(launches, places.slots, variables, places.downloads)
+        seconds = self._runner.run_profiled(launches, places.slots, variables, places.downloads)
+        self.note_run(variables)
+        return seconds
 
     def perform(self, steps: Sequence[AnyStep], blocks: dict[int, DeviceBlock]) -> None:
         """Run other steps of the same code once, on these blocks by slot."""
@@ -209,7 +224,7 @@ class WebGpuProgram:
                 continue
             if external.written:
                 places.downloads.append(Download(staged, 0, host_address(octets), nbytes))
-            else:
+            if external.inout or not external.written:
                 places.uploads.append((staged, octets[:nbytes]))
         return places
 
