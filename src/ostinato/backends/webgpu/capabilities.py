@@ -26,6 +26,7 @@ CAPABILITIES = Capabilities(
     padded_conv=False,
     single_ops=True,
     inouts=True,
+    row_limits=True,
     expert_residency=True,
 )
 

@@ -52,11 +52,13 @@ class Compilation:
     Attributes:
         lowered: kernels, buffers and their memory.
         code: of the kernels.
+        target: the device that they are rendered for.
         shaders: by the cache's key, the source of each shader of the image.
     """
 
     lowered: LoweredGraph[ExpertProgram]
     code: WebGpuCode
+    target: WebGpuTarget
     shaders: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -155,7 +157,8 @@ def compile_graph(
         calls = (*program.prepare, *program.calls)
         buffers = {call.kernel: _bindings(lowered, call, target) for call in calls}
         nodes = {call.kernel: call.nodes for call in calls}
-        compiled = Compilation(lowered, WebGpuCode(buffers, program.variables, target, nodes))
+        code = WebGpuCode(buffers, program.variables, target, nodes)
+        compiled = Compilation(lowered, code, target)
         objects = len(compiled.image.objects)
     if progress is not None:
         for done in range(objects):

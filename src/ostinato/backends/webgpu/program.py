@@ -16,7 +16,7 @@ from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import Accesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_image import External
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.launches import Launches
+    from ostinato.backends.webgpu.partial_launch import RowLimits
     from ostinato.backends.webgpu.transfers import Pending
 
 __all__ = ["Places", "WebGpuProgram"]
@@ -43,13 +44,13 @@ class Places(NamedTuple):
         fixed: identities of the blocks of the fixed slots.
         slots: the block and the offset of each slot.
         uploads: arrays of the host that are copied to blocks before it.
-        downloads: the results that are copied to the host after it.
+        downloads: by number of an output, what is copied to the host after it.
     """
 
     fixed: tuple[tuple[int, int], ...]
     slots: Slots
     uploads: list[tuple[DeviceBlock, memoryview]]
-    downloads: list[Download]
+    downloads: dict[int, Download]
 
 
 class WebGpuProgram:
@@ -68,6 +69,8 @@ class WebGpuProgram:
     Attributes:
         sizes: see above.
         on_run: called after each run, with the values of its Variables.
+        row_limits: returns the part of the program that the calling thread's runs need; ``None``:
+            all.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class WebGpuProgram:
         ]
         self._launches: dict[tuple[Any, ...], Launches] = {}
         self.on_run: Callable[[Sequence[int]], None] | None = None
+        self.row_limits: Callable[[], RowLimits | None] = _no_limits
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
@@ -166,8 +170,9 @@ class WebGpuProgram:
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         """Run; return the seconds of each step."""
         places = self.places(blocks, variables)
-        launches = self._prepare(places)
-        seconds = self._runner.run_profiled(launches, places.slots, variables, places.downloads)
+        launches, limits = self._prepare(places), self.row_limits()
+        downloads = _limited(places.downloads, limits)
+        seconds = self._runner.run_profiled(launches, places.slots, variables, downloads, limits)
         self.note_run(variables)
         return seconds
 
@@ -179,8 +184,9 @@ class WebGpuProgram:
         runner.submit(runner.launches(slots), slots, values)
 
     def _submit(self, places: Places, variables: Sequence[int]) -> Pending:
-        launches = self._prepare(places)
-        return self._runner.submit(launches, places.slots, variables, places.downloads)
+        launches, limits = self._prepare(places), self.row_limits()
+        downloads = _limited(places.downloads, limits)
+        return self._runner.submit(launches, places.slots, variables, downloads, limits=limits)
 
     def _prepare(self, places: Places) -> Launches:
         """Copy the inputs of a run; return the launches on its memory."""
@@ -207,7 +213,7 @@ class WebGpuProgram:
         """The memory of a run on these inputs and outputs; see :meth:`run`."""
         fixed = self._fixed()
         slots: Slots = {number: (block, 0) for number, block in enumerate(fixed)}
-        places = Places(tuple(block.identity for block in fixed), slots, [], [])
+        places = Places(tuple(block.identity for block in fixed), slots, [], {})
         for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
             slot = len(fixed) + number
             if isinstance(block, DeviceArray):
@@ -223,7 +229,7 @@ class WebGpuProgram:
             if not nbytes:
                 continue
             if external.written:
-                places.downloads.append(Download(staged, 0, host_address(octets), nbytes))
+                places.downloads[number] = Download(staged, 0, host_address(octets), nbytes)
             if external.inout or not external.written:
                 places.uploads.append((staged, octets[:nbytes]))
         return places
@@ -240,7 +246,28 @@ class WebGpuProgram:
         self, commands: Commands, slots: Slots, launches: Launches, variables: Sequence[int]
     ) -> None:
         """Encode a run of a program that is :attr:`mergeable`."""
-        self._runner.submit(launches, slots, variables, commands=commands)
+        limits = self.row_limits()
+        self._runner.submit(launches, slots, variables, commands=commands, limits=limits)
+
+    def result_bytes(self, number: int, variables: Sequence[int]) -> int:
+        """The bytes of an output that a run of the calling thread gives."""
+        nbytes, limits = self.sizes.nbytes(number, variables), self.row_limits()
+        return nbytes if limits is None else min(nbytes, limits.nbytes.get(number, nbytes))
+
+
+def _no_limits() -> RowLimits | None:
+    """No limits: all rows are computed."""
+    return None
+
+
+def _limited(downloads: Mapping[int, Download], limits: RowLimits | None) -> list[Download]:
+    """The downloads of what a run gives."""
+    if limits is None:
+        return [*downloads.values()]
+    return [
+        each._replace(nbytes=min(each.nbytes, limits.nbytes.get(number, each.nbytes)))
+        for number, each in downloads.items()
+    ]
 
 
 def octets_of(block: Any) -> memoryview:

@@ -114,7 +114,7 @@ class MergedReplay:
                 if not use.written or not nbytes or isinstance(use.array, DeviceArray):
                     continue
                 if work.program is not None:
-                    nbytes = min(nbytes, work.program.sizes.nbytes(use.number, values))
+                    nbytes = min(nbytes, work.program.result_bytes(use.number, values))
                 block, offset = self._place(use.array)
                 found.append(Download(block, offset, host_address(use.array), nbytes))
         return found
