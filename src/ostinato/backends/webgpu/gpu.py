@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.mutex import Mutex
-from ostinato.backends.webgpu.driver import DriverFailure, adapters
+from ostinato.backends.webgpu.driver import adapters
 from ostinato.backends.webgpu.kernel import ENTRY_POINT
+from ostinato.backends.webgpu.native import DriverFailure
 from ostinato.backends.webgpu.target import WebGpuTarget
 from ostinato.errors import DeviceError, DeviceMemoryError
 

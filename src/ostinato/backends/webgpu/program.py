@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_image import External
     from ostinato.backends.webgpu.code import LoadedCode
-    from ostinato.backends.webgpu.driver import Commands
+    from ostinato.backends.webgpu.commands import Commands
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.launches import Launches

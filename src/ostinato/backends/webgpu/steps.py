@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.webgpu.code import LoadedCode
-    from ostinato.backends.webgpu.driver import Commands
+    from ostinato.backends.webgpu.commands import Commands
     from ostinato.backends.webgpu.gpu import Gpu, Pipeline
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.memory import DeviceBlock
