@@ -124,6 +124,7 @@ class WebGpuDevice:
         self._in_flight: deque[int] = deque()
         self._written = 0
         self._guard = threading.Lock()
+        self._polling = threading.Lock()  # else a mapped buffer may be gone while its callback runs
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
         self._uniform_layout = self._layout(
             [{"type": "uniform", "has_dynamic_offset": True}, {"type": "uniform"}]
@@ -305,7 +306,7 @@ class WebGpuDevice:
     def wait(self, index: int) -> None:
         """Wait until a submission is done."""
         native = native_api()
-        with failures("waiting"):
+        with self._polling, failures("waiting"):
             native.lib.wgpuDevicePoll(
                 self._handle, True, native.ffi.new("WGPUSubmissionIndex *", index)
             )

@@ -53,7 +53,10 @@ _HALVES = {
         "fn float16_bits(x: f32) -> u32 { return pack2x16float(vec2<f32>(x, 0.0)); }\n"
     ),
     "from_float16": "fn from_float16(code: u32) -> f32 { return unpack2x16float(code).x; }\n",
-    "round_float16": "fn round_float16(x: f32) -> f32 { return f32(f16(x)); }\n",
+    "round_float16": (
+        "fn round_float16(x: f32) -> f32 {\n"
+        "    return unpack2x16float(float16_bits(x) | kept_zero).x;\n}\n"
+    ),
 }
 
 
@@ -62,7 +65,7 @@ def needed(source: str, *, halves: bool = False) -> str:
 
     Args:
         source: WGSL.
-        halves: whether they may use floats of 16 bits.
+        halves: whether instructions convert from and to floats of 16 bits.
     """
     known, found, waiting = declarations(), set[str](), [source]
     if halves:

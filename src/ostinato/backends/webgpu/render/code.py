@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -54,9 +53,6 @@ _LANES = (
 
 #: The least number of threads of a subgroup, by the standard.
 _LEAST_LANES = 4
-
-#: Mentions of floats of 16 bits.
-_HALF = re.compile(r"\bf16\b")
 
 #: The variable of the library that is zero at run time.
 _ZERO = "kept_zero"
@@ -158,8 +154,6 @@ class KernelCode(PointCode):
             body = f"    let thread = subgroup * lanes + lane;\n{body}"
         parts.append(f"@compute @workgroup_size({threads})\nfn {ENTRY_POINT}({arguments}) {{")
         parts.append(f"    let group = at.x + at.y * grid.x;\n{body}}}\n")
-        if _HALF.search(functions):
-            parts.insert(0, "enable f16;")
         return Shader("\n".join(parts), threads, groups)
 
     # -- points -----------------------------------------------------------------------------
