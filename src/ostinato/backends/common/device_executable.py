@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
+from ostinato.backends.common.expert_layers import ExpertLayers
 from ostinato.backends.common.program_executable import ProgramExecutable, SlotProgram
 from ostinato.backends.common.program_image import Slot
 from ostinato.plan.buffer import bytes_of
@@ -15,10 +16,13 @@ from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import NOTHING, Submission, arrays_touched
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.context import Context
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
+    from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_image import ProgramPreparation
+    from ostinato.backends.common.program_memory import ProgramMemory
     from ostinato.plan.buffer import Storage
 
 __all__ = ["DeviceExecutable", "DeviceMemory", "DeviceProgram"]
@@ -50,7 +54,17 @@ class DeviceMemory(Protocol):
 
 
 class DeviceProgram(SlotProgram, Protocol):
-    """A device's program, which may be run several times at once."""
+    """A device's program, which may be run several times at once.
+
+    Attributes:
+        on_run: called after each run, with the values of its Variables.
+    """
+
+    on_run: Callable[[Sequence[int]], None] | None
+
+    @property
+    def sizes(self) -> LiveSizes:
+        """The Variables, and the sizes of inputs and outputs."""
 
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]], /) -> None:
         """Run several times, in this order."""
@@ -82,6 +96,25 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
     @abstractmethod
     def _memory_of(self, storage: Storage) -> M:
         """The block that a storage is."""
+
+    def _open_experts(self) -> ExpertLayers:
+        """The layers of experts, of which none is resident."""
+        return ExpertLayers(self._image.routings, self.program)
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def _start(self, memory: ProgramMemory[M, S]) -> None:
+        super()._start(memory)
+        self._experts = self._open_experts()
+
+    def clone(self, context: Context | None = None) -> Self:
+        twin = super().clone(context)
+        twin._experts.begin(self._experts)
+        return twin
+
+    def discard(self) -> None:
+        super().discard()
+        self._experts.clear()
 
     # -- params and states -------------------------------------------------------------------------
 
@@ -175,3 +208,35 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
             arena.read(offset, bytes_of(number))
             found[name] = int(number[0])
         return found
+
+    # -- experts -----------------------------------------------------------------------------------
+
+    @property
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        return self._experts.descriptions()
+
+    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
+        self.memory.check_open()
+        return self._experts.place(masks)
+
+    def resident_experts(self) -> Sequence[Array | None]:
+        return self._experts.resident()
+
+    def expert_transfers(self) -> ExpertTransfers:
+        self.memory.check_open()
+        return self._experts.transfers()
+
+    def take_expert_ids(self) -> list[Array] | None:
+        self.memory.check_open()
+        return self._experts.take_ids(self._block(Slot.ARENA), lambda: self.live_sizes)
+
+    # -- rows in use: all are computed, but calls of experts are counted of these alone ------------
+
+    def limit_rows(self, extent: tuple[int, int] | None) -> None:
+        self._experts.extents.set(extent)
+
+    def push_limit(self, extent: tuple[int, int] | None) -> None:
+        self._experts.extents.push(extent)
+
+    def pop_limit(self) -> None:
+        self._experts.extents.pop()
