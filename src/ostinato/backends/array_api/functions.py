@@ -117,8 +117,8 @@ class StageFunctions:
 
         operands = [(value.dtype, shape(value)) for value in stage.operands]
         operands += [(INT64, ())] * len(stage.numbers)
-        substituted = [(layer.node, at) for layer in stage.placed for at in layer.positions]
-        for layer in stage.placed:
+        substituted = [(layer.node, at) for layer in stage.resident for at in layer.positions]
+        for layer in stage.resident:
             operands.append((INT64, shape(layer.ids)))
             operands += [(v.dtype, (layer.places, *shape(v)[1:])) for v in layer.matrices]
 

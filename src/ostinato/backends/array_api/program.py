@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.array_api.arrays import ResidentArray, host_view
-from ostinato.backends.array_api.expert_layers import ExpertCalls
+from ostinato.backends.array_api.expert_calls import ExpertCalls
 from ostinato.backends.array_api.run import Run
 from ostinato.backends.array_api.single_stage import SingleStage
 from ostinato.backends.array_api.stages import Stage

@@ -57,7 +57,7 @@ class Run:
         tier: ExpertTier | None = None,
     ) -> None:
         self._tier = tier
-        self._placed: dict[ResidentLayer, list[Any]] = {}
+        self._staged: dict[ResidentLayer, list[Any]] = {}
         self._consumed = frozenset(consumed)
         self._functions = functions
         self._framework = functions.framework
@@ -93,7 +93,7 @@ class Run:
     def _stage(self, stage: Stage, values: dict[Value, Any]) -> None:
         operands = [values[value] for value in stage.operands]
         operands += [dim_number(self._framework, value, self.sizes) for value in stage.numbers]
-        operands += [array for layer in stage.placed for array in self._placed.pop(layer)]
+        operands += [array for layer in stage.resident for array in self._staged.pop(layer)]
         consumed = self._consumed if stage.last else ()
         function = self._functions.get(stage, self.sizes, consumed)
         values.update(zip(stage.results, function(operands), strict=True))
@@ -102,7 +102,7 @@ class Run:
         assert self._tier is not None
         for layer in step.layers:
             ids = self._framework.to_host(self._array(layer.ids, values))
-            self._placed[layer] = self._tier.stage(layer, ids)
+            self._staged[layer] = self._tier.stage(layer, ids)
 
     def _host_step(self, step: HostStep, values: dict[Value, Any]) -> None:
         node = step.node

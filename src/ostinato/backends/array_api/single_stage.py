@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
-    from ostinato.backends.array_api.expert_layers import ExpertCalls
+    from ostinato.backends.array_api.expert_calls import ExpertCalls
     from ostinato.backends.array_api.framework import ArrayFunction
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.stages import Stage

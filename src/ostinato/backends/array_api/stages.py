@@ -69,7 +69,7 @@ class Stage(Part):
         sizes: the Variables for whose values it is compiled.
         donated: states among the operands whose next value it gives: results may take their memory.
         last: whether no part of the program comes after it.
-        placed: those of its nodes whose experts are not all on the device. Of each it takes the
+        resident: those of its nodes whose experts are not all on the device. Of each it takes the
             places of the experts that are called, and their matrices, as further operands.
     """
 
@@ -77,7 +77,7 @@ class Stage(Part):
     sizes: tuple[str, ...] = ()
     donated: tuple[Value, ...] = ()
     last: bool = False
-    placed: tuple[ResidentLayer, ...] = ()
+    resident: tuple[ResidentLayer, ...] = ()
 
     def variable_free(self) -> bool:
         return not self.sizes and not self.numbers
@@ -216,7 +216,7 @@ class StagedGraph:
             ),
             numbers=tuple([node.outputs[0] for node in numbers]),
             sizes=tuple(sorted({symbol.name for symbol in fixed})),
-            placed=tuple([self._resident[node] for node in nodes if node in self._resident]),
+            resident=tuple([self._resident[node] for node in nodes if node in self._resident]),
         )
 
     def _inputs(self, node: Node) -> list[Value]:
