@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import UINT8
-from ostinato.errors import InputError
 from ostinato.ir.stored import StoredTensor
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.checkpoints.mxfp4 import joined_blocks
@@ -103,12 +102,6 @@ def test_blocks_of_safetensors_have_the_elements_of_widened_ones() -> None:
     elements = decode(joined.source.read(), joined.format).swapaxes(1, 2)
     np.testing.assert_array_equal(elements, joined.plain().source.read().astype(np.float32))
     assert elements.any()
-
-
-def test_packed_experts_can_not_stay_in_their_file(tmp_path: Path) -> None:
-    checkpoint = packed_model("mixtral_gguf", tmp_path)
-    with pytest.raises(InputError, match=r"can not stay in their file: .* blocks of gguf:q8_0"):
-        StepGraph(checkpoint, LIMITS, expert_budget=1 << 24)
 
 
 def test_parts_of_several_formats(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from ostinato.errors import InputError
-from ostinato.ir.stored import ExpertSource, ExpertTensor
+from ostinato.ir.files import FileRange
+from ostinato.ir.stored import ExpertSource, ExpertTensor, MatrixLayout
 from ostinato.moe.safetensors import SafetensorsFile
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class TensorFile(Protocol):
 
     @property
     def ranges(self) -> Mapping[str, TensorRange]:
-        """The tensors of elements side by side, by name."""
+        """The tensors that are ranges of the file, by name."""
 
 
 class ExpertFile(ExpertSource):
@@ -40,11 +41,12 @@ class ExpertFile(ExpertSource):
 
     Args:
         path: of a safetensors file; or an opened GGUF file, whose matrices are ``[out, in]``: they
-            are transposed. Its packed tensors are not read this way.
+            are transposed, but for packed ones, which are the bytes ``[experts, out, bytes]`` that
+            ``packed_grouped_matmul`` takes.
         tensors: by param, the tensor of all experts' matrices, ``[experts, in, out]``; or a list of
             tensors, one matrix for each expert. By default params are tensors of the same name.
         transposed: whether matrices of the file are ``[out, in]``, as PyTorch's linear layers have
-            them.
+            them; packed ones are as they are in any case.
 
     Raises:
         InputError: ``tensors`` is no mapping of names to names, or lists of them.
@@ -84,31 +86,35 @@ class ExpertFile(ExpertSource):
         if type_.ndim != 3:
             raise InputError(f"param {name!r} is {type_}: experts are [experts, in, out]")
         experts, rows, columns = (int(size) for size in type_.shape)  # type: ignore[arg-type]
-        matrix = (columns, rows) if self._transposed else (rows, columns)
+        names = (given,) if isinstance(given, str) else given
+        whole = isinstance(given, str)
+        if not whole and len(given) != experts:
+            raise InputError(f"param {name!r} has {experts} experts, got {len(given)} tensors")
+        found = [self._found(name, tensor) for tensor in names]
+        # Packed matrices are params as the file has them.
+        swapped = self._transposed and not any(tensor.packed for tensor in found)
+        layout = MatrixLayout((columns * type_.dtype.itemsize,))
+        if swapped:
+            layout = MatrixLayout((rows * type_.dtype.itemsize,), transposed=True)
+        matrix = layout.lines((rows, columns))
+        expected = (experts, *matrix) if whole else matrix
+        for tensor, place in zip(names, found, strict=True):
+            if place.dtype != type_.dtype or place.shape != expected:
+                raise InputError(
+                    f"param {name!r}: tensor {tensor!r} is {place.dtype}{list(place.shape)}, "
+                    f"expected {type_.dtype}{list(expected)}"
+                )
         nbytes = rows * columns * type_.dtype.itemsize
-        if isinstance(given, str):
-            whole = self._found(name, given, type_, (experts, *matrix))
-            offsets = [whole.offset + expert * nbytes for expert in range(experts)]
-        else:
-            if len(given) != experts:
-                raise InputError(f"param {name!r} has {experts} experts, got {len(given)} tensors")
-            offsets = [self._found(name, part, type_, matrix).offset for part in given]
-        shape = experts, rows, columns
-        return ExpertTensor(
-            name, self._file, type_.dtype, shape, tuple(offsets), transposed=self._transposed
-        )
+        offsets = [place.offset for place in found]
+        if whole:
+            offsets = [offsets[0] + expert * nbytes for expert in range(experts)]
+        places = tuple(FileRange(self._file, offset, nbytes) for offset in offsets)
+        return ExpertTensor(name, type_.dtype, (experts, rows, columns), layout, (places,))
 
-    def _found(
-        self, name: str, tensor: str, type_: TensorType, shape: tuple[int, ...]
-    ) -> TensorRange:
+    def _found(self, name: str, tensor: str) -> TensorRange:
         found = self._ranges.get(tensor)
         if found is None:
             raise InputError(f"param {name!r}: {self._file.name!r} has no tensor {tensor!r}")
-        if found.dtype != type_.dtype or found.shape != shape:
-            raise InputError(
-                f"param {name!r}: tensor {tensor!r} is {found.dtype}{list(found.shape)}, expected "
-                f"{type_.dtype}{list(shape)}"
-            )
         return found
 
 

@@ -15,13 +15,16 @@ import numpy as np
 from ostinato.conversion import convert
 from ostinato.dtypes import BFLOAT16, UINT8
 from ostinato.errors import ModelFormatError
-from ostinato.ir.stored import StoredTensor
+from ostinato.ir.files import FileRange
+from ostinato.ir.stored import ExpertTensor, MatrixLayout, StoredTensor
 from ostinato.llm.weights import FileTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["joined_blocks"]
+
+Array = np.ndarray[Any, Any]
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
@@ -80,7 +83,7 @@ class _Packed(StoredTensor):
     def __init__(self, blocks: StoredTensor, scales: StoredTensor) -> None:
         experts, outputs, count, _ = blocks.shape
         self._blocks, self._scales = blocks, scales
-        self.shape = (experts, outputs, _NBYTES * count)
+        self.shape: tuple[int, int, int] = (experts, outputs, _NBYTES * count)
         self.dtype = UINT8
 
     @property
@@ -88,19 +91,58 @@ class _Packed(StoredTensor):
         blocks, scales = self._blocks.content_key, self._scales.content_key
         return None if blocks is None or scales is None else f"{_FORMAT} of {[blocks, scales]}"
 
+    def matrices(self, name: str) -> ExpertTensor | None:
+        places = self._blocks.in_file, self._scales.in_file
+        experts, outputs, nbytes = self.shape
+        count = nbytes // _NBYTES
+        layout = MatrixLayout((16 * count, count))
+        ranges = [
+            tuple(
+                FileRange(place.file, place.offset + i * outputs * pitch, outputs * pitch)
+                for i in range(experts)
+            )
+            for place, pitch in zip(places, layout.pitches, strict=True)
+            if place is not None
+        ]
+        if len(ranges) < len(places):
+            return None
+        return _FileBlocks(name, UINT8, self.shape, layout, tuple(ranges))
+
     def release(self) -> None:
         self._blocks.release()
         self._scales.release()
 
-    def read(self) -> Any:
+    def read(self) -> Array:
         blocks, scales = self._blocks.read(), self._scales.read()
-        whole = np.empty((*scales.shape, _NBYTES), np.uint8)
-        for joined, octets, exponents in zip(whole, blocks, scales, strict=True):
-            joined[..., 0] = exponents
-            first, second = octets[..., :8], octets[..., 8:]
-            joined[..., 1::2] = (first & 15) | (second << 4)
-            joined[..., 2::2] = (first >> 4) | (second & 0xF0)
-        return whole.reshape(self.shape)
+        whole = np.empty(self.shape, np.uint8)
+        for expert, parts in enumerate(zip(blocks, scales, strict=True)):
+            whole[expert] = _joined(*parts)
+        return whole
+
+
+class _FileBlocks(ExpertTensor):
+    """Blocks whose elements and scales are ranges of files."""
+
+    def matrix(self, expert: int) -> Array:
+        _, outputs, nbytes = self.shape
+        count = nbytes // _NBYTES
+        blocks, scales = (
+            np.ndarray((outputs, size), np.uint8, data, strides=(pitch, 1))
+            for size, pitch, data in zip(
+                (16 * count, count), self.layout.pitches, self.octets(expert), strict=True
+            )
+        )
+        return _joined(blocks.reshape(outputs, count, 16), scales)
+
+
+def _joined(blocks: Array, scales: Array) -> Array:
+    """The rows of a matrix: its blocks ``[rows, count, 16]`` behind their scales."""
+    found = np.empty((*scales.shape, _NBYTES), np.uint8)
+    found[..., 0] = scales
+    first, second = blocks[..., :8], blocks[..., 8:]
+    found[..., 1::2] = (first & 15) | (second << 4)
+    found[..., 2::2] = (first >> 4) | (second & 0xF0)
+    return found.reshape(len(found), -1)
 
 
 class _Widened(StoredTensor):
@@ -112,7 +154,7 @@ class _Widened(StoredTensor):
         self.shape = (experts, 32 * count, outputs)
         self.dtype = BFLOAT16
 
-    def read(self) -> Any:
+    def read(self) -> Array:
         whole = np.empty(self.shape, self.dtype.numpy)
         blocks, scales = self._blocks.read(), self._scales.read()
         for expert, (octets, exponents) in enumerate(zip(blocks, scales, strict=True)):

@@ -8,7 +8,7 @@ codes, in a *plane* for each field of bits that the format keeps apart.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.backends.cpu.rules.int_gemm import RowMatmul
 from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
@@ -35,10 +35,11 @@ from ostinato.records import dataclass, field, replace
 from ostinato.variables import Dim, axis, bounds, ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
@@ -46,7 +47,17 @@ if TYPE_CHECKING:
     from ostinato.ops.packed.fields import Field
     from ostinato.variables import Symbol
 
-__all__ = ["MINIMA_SHIFT", "BlockPanels", "PackedBlockMatmul", "packed_block_matmul"]
+__all__ = [
+    "MINIMA_SHIFT",
+    "BlockPanels",
+    "Octet",
+    "PackedBlockMatmul",
+    "PanelPacking",
+    "packed_block_matmul",
+]
+
+#: Reads a byte of a block: see :class:`PanelPacking`.
+Octet: TypeAlias = "Callable[[Indices, Dim, Dim, Dim, bool], Scalar]"
 
 MINIMA_SHIFT = 4
 """The position of the integer by which a minimum counts, where it shares a byte with a factor."""
@@ -180,7 +191,13 @@ class PackedBlockMatmul(RowMatmul):
         form: PanelFormat | None = None,
     ) -> LoopNest:
         assert isinstance(form, BlockPanels)
-        return _Packing(self, build, packed, panel, form).nest(variables)
+        w, nbytes = self.spec.b, self.form.nbytes
+
+        def octet(groups: Indices, column: Dim, block: Dim, byte: Dim, scale: bool) -> Scalar:
+            return build.at(w, (*groups, column, block * nbytes + byte))
+
+        packing = PanelPacking(build, packed, panel, form, octet, columns=self.spec.n)
+        return packing.nest(variables)
 
     # -- the matmul ---------------------------------------------------------------------------
 
@@ -194,32 +211,54 @@ class PackedBlockMatmul(RowMatmul):
         form: PanelFormat | None = None,
         number: int = 0,
     ) -> Gemm:
-        row = axis("m", self.spec.m)
+        rows = self.block_rows(build, axis("m", self.spec.m))
+        kernel = super().kernel(build, packed, tile, outputs, variables, form, number)
+        return replace(kernel, block_rows=rows)
+
+    def block_rows(self, build: KernelBuilder, row: Dim) -> BlockRows:
         scales, sums = (
             build.at(part.spec.a, part.spec.a_at((), row, (0,)))
             for part in (self.scales, self.sums)
         )
         assert isinstance(scales, Load)
         assert isinstance(sums, Load)
-        kernel = super().kernel(build, packed, tile, outputs, variables, form, number)
-        blocks, left = self.form, (scales.buffer, scales.index, sums.buffer, sums.index)
-        rows = BlockRows(blocks.size, blocks.group, *left)
-        return replace(kernel, block_rows=rows)
+        left = scales.buffer, scales.index, sums.buffer, sums.index
+        return BlockRows(self.form.size, self.form.group, *left)
+
+    def row_prefetch(self, registers: RegisterFile) -> Prefetch | None:
+        found = registers.prefetch
+        if found is not None and self.form.size > self.form.group:
+            # The hardware does not follow the parts of a block, however few rows there are.
+            return replace(found, least_rows=1)
+        return found
 
 
-class _Packing:
-    """The kernel that brings packed weights into panels, zero beyond the last column."""
+class PanelPacking:
+    """The kernel that brings packed weights into panels, zero beyond the last column.
+
+    Args:
+        build: of the kernel.
+        packed: the panels, ``[..., panels, blocks, bytes]``.
+        panel: columns of a panel.
+        form: of the panels.
+        blocks: the layout of codes in the bytes that are read, if not that of ``form``.
+        octet: a byte of a block: given the indices before those of panels, the column, the block,
+            the byte, and whether it is one of a scale.
+        columns: how many there are; ``None``: as many as fill the panels.
+    """
 
     def __init__(
         self,
-        matmul: PackedBlockMatmul,
         build: KernelBuilder,
         packed: LoweredBuffer,
         panel: int,
         form: BlockPanels,
+        octet: Octet,
+        blocks: BlockFormat | None = None,
+        columns: Dim | None = None,
     ) -> None:
-        self.spec, self.form, self.panels = matmul.spec, matmul.form, form
-        self.build, self.panel = build, panel
+        self.form, self.panels = blocks or form.form, form
+        self.build, self.panel, self.octet, self.columns = build, panel, octet, columns
         *outer, nbytes = packed.type.shape
         self.outer = build.axes(outer)
         *self.groups, self.which, self.block = self.outer
@@ -255,7 +294,7 @@ class _Packing:
     def _copy(self, offset: int, byte: int, count: int) -> None:
         """The bytes of a scale, as they are."""
         which = self.build.axis(count)
-        value = self._byte(byte + which)
+        value = self._octet(byte + which, scale=True)
         self._store((self.lane, which), offset, self.lane * count + which, value)
 
     def _integers(self, offset: int, fields: Sequence[Field]) -> None:
@@ -291,7 +330,7 @@ class _Packing:
         for digit, place in zip(part.digits, places, strict=True):
             byte = byte + place * digit.nbytes
             shift = shift + place * digit.bits
-        value = self._byte(byte)
+        value = self._octet(byte)
         if shift != 0:
             value = _applied("bitwise_right_shift", value, IndexValue(shift, UINT8))
         if part.bits < 8:
@@ -300,15 +339,15 @@ class _Packing:
             value = _applied("bitwise_xor", value, Number(part.flip, UINT8))
         return value
 
-    def _byte(self, offset: Dim) -> Scalar:
+    def _octet(self, byte: Dim, *, scale: bool = False) -> Scalar:
         """A byte of a block of the column's weights."""
-        place = self.block * self.form.nbytes + offset
-        return self.build.at(self.spec.b, (*self.groups, self.column, place))
+        return self.octet(tuple(self.groups), self.column, self.block, byte, scale)
 
     def _store(self, axes: Indices, offset: int, place: Dim, value: Scalar) -> None:
-        spare = self.spec.n - 1 - self.column
-        if bounds(spare)[0] < 0:
-            value = Guard((spare,), value, Number(0, UINT8), UINT8)
+        if self.columns is not None:
+            spare = self.columns - 1 - self.column
+            if bounds(spare)[0] < 0:
+                value = Guard((spare,), value, Number(0, UINT8), UINT8)
         index = self.start + offset * self.panel + place
         self.stages.append((axes, Store(self.position, index, value)))
 

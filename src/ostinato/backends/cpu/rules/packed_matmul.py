@@ -18,13 +18,14 @@ from ostinato.variables import bounds, ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.cpu.rules.packing import BlockRows
     from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nest import LoopNest
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
-    from ostinato.variables import Symbol
+    from ostinato.variables import Dim, Symbol
 
 __all__ = [
     "ChooseTiles",
@@ -68,6 +69,19 @@ class PackedMatmul:
     def row_operands(self) -> tuple[PackedMatmul, ...]:
         """The matmuls whose left operands the kernel reads where they are, or as copies."""
         return self.packings
+
+    def block_rows(self, build: KernelBuilder, row: Dim) -> BlockRows | None:
+        """The left operand's scales and sums in a kernel, if panels hold blocks.
+
+        Args:
+            build: of the kernel.
+            row: of the left operand.
+        """
+        return None
+
+    def row_prefetch(self, registers: RegisterFile) -> Prefetch | None:
+        """The distances of prefetching where rows choose their panels."""
+        return registers.prefetch
 
     def reads_in_place(self, build: KernelBuilder) -> bool:
         """Whether tiles can read the left operand where it is."""
