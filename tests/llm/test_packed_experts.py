@@ -123,6 +123,46 @@ def test_parts_of_several_formats(tmp_path: Path) -> None:
     assert error_of(logits, exact) < 0.08
 
 
+def test_matrices_of_latent_attention_stay_packed(tmp_path: Path) -> None:
+    """Those of each head, in formats of their own; a file that has neither in blocks has floats."""
+    expected = load_expected("deepseek_v3")
+    config = {**expected.config, "qk_nope_head_dim": 32, "kv_lora_rank": 64}
+    heads, width, turned = config["num_attention_heads"], config["hidden_size"], 8
+    shapes = {}
+    for name, shape in expected.shapes.items():
+        sizes = {
+            "q_b_proj.weight": [heads * (32 + turned), config["q_lora_rank"]],
+            "kv_a_proj_with_mqa.weight": [64 + turned, width],
+            "kv_a_layernorm.weight": [64],
+            "kv_b_proj.weight": [heads * (32 + config["v_head_dim"]), 64],
+        }
+        shapes[name] = next((s for end, s in sizes.items() if name.endswith(end)), shape)
+    tensors = random_tensors(shapes, 0)
+    kinds = gguf.GGMLQuantizationType
+    formats = {"attn_k_b": kinds.Q8_0, "attn_v_b": kinds.Q5_1}
+    for file, packed in (("exact.gguf", None), ("packed.gguf", formats)):
+        write_gguf(tmp_path / file, "deepseek_v3", config, tensors, packed)
+    checkpoint = open_checkpoint(tmp_path / "packed.gguf")
+    into, out = (checkpoint.weights[f"1.{part}.weight"] for part in ("k_up", "v_up"))
+    assert (into.format, out.format) == ("gguf:q8_0", "gguf:q5_1")
+    assert into.shape == elements_of(into).shape == (heads, 32, 64)
+    assert out.shape == elements_of(out).shape == (heads, config["v_head_dim"], 64)
+    exact = open_checkpoint(tmp_path / "exact.gguf")
+    assert exact.weights["1.k_up.weight"].format is None
+    for part in ("k_up", "v_up"):
+        name = f"1.{part}.weight"
+        near = elements_of(checkpoint.weights[name]) - exact.weights[name].source.read()
+        assert np.abs(near).max() < 0.05
+    ids = prompt(checkpoint.config.vocabulary, 17, 0)
+    step = step_of(checkpoint)
+    _, wanted = forced(step_of(widened(checkpoint)), ids, [5, 6])
+    _, logits = forced(step, ids, [5, 6])
+    assert error_of(logits, wanted) < 0.03
+    for chunk in (1, 5):
+        _, parts = forced(step_of(checkpoint), ids, [5, 6], chunk)
+        np.testing.assert_array_equal(parts, logits)
+
+
 def test_packed_biases_are_widened(tmp_path: Path) -> None:
     """Some writers pack all that has two dimensions."""
     expected = load_expected("gpt_oss")

@@ -24,8 +24,9 @@ def elements_of(weight: Weight) -> Array:
     if weight.format is None:
         return found.astype(np.float32)
     elements = decode(found, weight.format)
-    # Packed matrices of experts are [experts, outputs, inputs].
-    return np.ascontiguousarray(elements.swapaxes(1, 2)) if elements.ndim == 3 else elements
+    # Packed matrices of experts and heads are [experts, outputs, inputs], and so are these values.
+    swapped = elements.ndim == 3 and not weight.name.endswith(".v_up.weight")
+    return np.ascontiguousarray(elements.swapaxes(1, 2)) if swapped else elements
 
 
 class _Widened(StoredTensor):

@@ -155,7 +155,8 @@ class Stored:
         flat: whether the file has a matrix whose rows are those of all first axes.
         offset: a number to be added to each element.
         logarithm: whether the weight is the logarithm of the negated elements.
-        experts: whether the weight has the matrices of experts, which may stay packed.
+        summed: of a stack of matrices, the weight's axis that matmuls sum over; packed rows along
+            it stay packed.
     """
 
     names: tuple[str, ...]
@@ -166,7 +167,7 @@ class Stored:
     flat: bool = False
     offset: float = 0.0
     logarithm: bool = False
-    experts: bool = False
+    summed: Literal[-2, -1] | None = None
 
     @property
     def alone(self) -> bool:
@@ -188,9 +189,9 @@ class Weight:
         name: the logical one.
         source: of a param: elements, or the bytes of packed rows.
         shape: of the elements; a matrix is ``[outputs, inputs]``, those of experts are ``[experts,
-            inputs, outputs]``.
-        format: of packed rows; ``None``: elements. Rows are those of ``[outputs, inputs]``, of
-            experts too: their bytes are ``[experts, outputs, bytes]``.
+            inputs, outputs]``, those of heads either.
+        format: of packed rows; ``None``: elements. Rows are those of ``[outputs, inputs]``, also of
+            experts and of heads: their bytes are ``[experts, outputs, bytes]``.
     """
 
     name: str
@@ -266,7 +267,7 @@ def _weight(
     if form is None and dtype not in (*_MATRICES, FLOAT64):
         raise ModelFormatError(f"{source!r}: tensor {stored!r:.120} ({name}) is {dtype}, no float")
     elements = tensor.source
-    if form is not None and place.experts:
+    if form is not None and place.summed is not None:
         if place.columns is not None:
             elements = ExpertRows(elements, place.columns)
     elif not place.whole:
@@ -283,10 +284,11 @@ def _stays_packed(tensor: FileTensor, place: Stored, ndim: int) -> bool:
     """Whether the rows of a weight are packed rows of the tensor."""
     if tensor.format is None or place.offset:
         return False
-    if place.experts:
+    if place.summed is not None:
         changed = place.rows is not None or place.flat or place.logarithm
-        along = place.columns is None if place.transposed else tensor.by_column
-        return ndim == 3 and not changed and along and tensor.by_column != place.transposed
+        packed_axis = -2 if tensor.by_column != place.transposed else -1
+        whole = place.columns is None or (tensor.by_column and not place.transposed)
+        return ndim == 3 and not changed and whole and packed_axis == place.summed
     by_column = tensor.by_column or place.transposed or place.columns is not None
     return ndim == 2 and not by_column
 

@@ -405,7 +405,7 @@ def block_names(config: ModelConfig, inner: Mapping[str, str]) -> dict[str, Stor
     for layer in range(len(config.layers)):
         for part in parts:
             if (weight := f"{layer}.{part}.weight") in places:
-                places[weight] = replace(places[weight], transposed=True, experts=True)
+                places[weight] = replace(places[weight], transposed=True, summed=-2)
     return places
 
 

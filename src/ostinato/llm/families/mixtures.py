@@ -398,7 +398,7 @@ def gpt_oss_names(config: ModelConfig) -> dict[str, Stored]:
             for kind, suffix in ((".weight", ""), (".bias", "_bias")):
                 weight = f"{layer}.experts.{part}{kind}"
                 stem = places[weight].names[0].removesuffix(kind)
-                place = Stored(names=(stem + suffix,), experts=kind == ".weight")
+                place = Stored(names=(stem + suffix,), summed=-2 if kind == ".weight" else None)
                 if part != "down":
                     first = int(part == "up")
                     place = replace(place, columns=slice(first, total, 2), total=total)

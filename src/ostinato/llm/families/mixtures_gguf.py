@@ -128,8 +128,9 @@ def deepseek_names(config: ModelConfig) -> dict[str, Stored]:
     }
     places = block_names(config, inner)
     for layer in range(len(config.layers)):
-        name = f"{layer}.k_up.weight"
-        places[name] = replace(places[name], transposed=True)
+        into, out = f"{layer}.k_up.weight", f"{layer}.v_up.weight"
+        places[into] = replace(places[into], transposed=True, summed=-2)
+        places[out] = replace(places[out], summed=-1)
     return places
 
 

@@ -115,7 +115,7 @@ class ExpertMatmul:
         variables: tuple[Symbol, ...],
     ) -> GroupedGemm:
         """The kernel, whose axes are ``at`` and whose element of ``a`` there is ``left``."""
-        block_rows = self.packings[0].block_rows(build, at[0])
+        block_rows = self.packings[0].block_rows(build, (), at[0])
         b = tuple(build.argument(buffer, reads=True) for buffer in matrices)
         listed = build.argument(groups, reads=True)
         m, n, k = symbols_of(at)

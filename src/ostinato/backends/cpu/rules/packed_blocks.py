@@ -29,20 +29,20 @@ from ostinato.lower.loopir.nodes import (
 )
 from ostinato.lower.loopir.views import linear_index, unravel
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.lower.rules.matmul_spec import row_spec
+from ostinato.lower.rules.matmul_spec import MatmulSpec, row_spec
 from ostinato.ops.packed.formats import FORMATS, BlockFormat
+from ostinato.ops.packed_weights import PACKED_BLOCK_MATMUL
 from ostinato.records import dataclass, field, replace
-from ostinato.variables import Dim, axis, bounds, ceil_div
+from ostinato.variables import Dim, bounds, ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
     from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.loopir.views import Indices
     from ostinato.ops.packed.fields import Field
     from ostinato.variables import Symbol
@@ -201,23 +201,9 @@ class PackedBlockMatmul(RowMatmul):
 
     # -- the matmul ---------------------------------------------------------------------------
 
-    def kernel(
-        self,
-        build: KernelBuilder,
-        packed: Sequence[LoweredBuffer],
-        tile: tuple[int, int],
-        outputs: Outputs,
-        variables: tuple[Symbol, ...],
-        form: PanelFormat | None = None,
-        number: int = 0,
-    ) -> Gemm:
-        rows = self.block_rows(build, axis("m", self.spec.m))
-        kernel = super().kernel(build, packed, tile, outputs, variables, form, number)
-        return replace(kernel, block_rows=rows)
-
-    def block_rows(self, build: KernelBuilder, row: Dim) -> BlockRows:
+    def block_rows(self, build: KernelBuilder, batch: Indices, row: Dim) -> BlockRows:
         scales, sums = (
-            build.at(part.spec.a, part.spec.a_at((), row, (0,)))
+            build.at(part.spec.a, part.spec.a_at(batch, row, (0,)))
             for part in (self.scales, self.sums)
         )
         assert isinstance(scales, Load)
@@ -353,15 +339,30 @@ class PanelPacking:
 
 
 def packed_block_matmul(node: Node) -> PackedBlockMatmul:
-    """``packed_block_matmul``: rows of bytes times packed weights, of one matrix or of many."""
+    """Rows of bytes times packed weights: of one matrix, a stack, or one that each row chooses."""
     q, q_scales, q_sums, w = node.inputs[:4]
-    *groups, columns, _ = w.shape
-
-    def rows(left: Value) -> RowMatmul:
-        return RowMatmul(replace(row_spec(node, left, w), n=columns, groups=tuple(groups)))
-
+    stacked = node.op is PACKED_BLOCK_MATMUL and w.ndim > 2
+    spec = _stack_spec if stacked else _row_spec
     form = FORMATS[node.attrs["format"]]
-    return PackedBlockMatmul(rows(q).spec, form, rows(q_scales), rows(q_sums))
+    scales, sums = (RowMatmul(spec(node, part, w)) for part in (q_scales, q_sums))
+    return PackedBlockMatmul(spec(node, q, w), form, scales, sums)
+
+
+def _row_spec(node: Node, left: Value, w: Value) -> MatmulSpec:
+    """Rows that all go to the matrix, or each to one of several."""
+    *groups, columns, _ = w.shape
+    return replace(row_spec(node, left, w), n=columns, groups=tuple(groups))
+
+
+def _stack_spec(node: Node, left: Value, w: Value) -> MatmulSpec:
+    """The rows of each part of ``left`` times the part's matrix."""
+    count, rows, depth = left.shape
+    return MatmulSpec(
+        node, (count,), rows, w.shape[1], (depth,), (count,),
+        left, lambda part, row, k: (*part, row, *k),
+        w, lambda part, k, column: (*part, column, *k),
+        lambda part: part, lambda part, row, column: (*part, row, column),
+    )  # fmt: skip
 
 
 def _applied(op: str, *operands: Scalar) -> Scalar:
