@@ -24,9 +24,7 @@ def elements_of(weight: Weight) -> Array:
     if weight.format is None:
         return found.astype(np.float32)
     elements = decode(found, weight.format)
-    # Packed matrices of experts and heads are [experts, outputs, inputs], and so are these values.
-    swapped = elements.ndim == 3 and not weight.name.endswith(".v_up.weight")
-    return np.ascontiguousarray(elements.swapaxes(1, 2)) if swapped else elements
+    return np.ascontiguousarray(elements.swapaxes(1, 2)) if weight.summed == -2 else elements
 
 
 class _Widened(StoredTensor):

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.weights import Weight
 
-__all__ = ["CheckpointExperts"]
+__all__ = ["EXPERT_MATRICES", "CheckpointExperts"]
 
 #: Endings of the names of experts' matrices.
-_MATRICES = tuple(f".experts.{part}.weight" for part in ("gate", "up", "down"))
+EXPERT_MATRICES = tuple(f".experts.{part}.weight" for part in ("gate", "up", "down"))
 
 
 class CheckpointExperts(ExpertSource):
@@ -33,7 +33,9 @@ class CheckpointExperts(ExpertSource):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._weights = {
-            name: weight for name, weight in checkpoint.weights.items() if name.endswith(_MATRICES)
+            name: weight
+            for name, weight in checkpoint.weights.items()
+            if name.endswith(EXPERT_MATRICES)
         }
         if not self._weights:
             raise InputError(f"{checkpoint.name!r} has no experts: a budget for them is of no use")

@@ -13,6 +13,7 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
+from ostinato.llm.device_weights import for_device
 from ostinato.llm.expert_files import CheckpointExperts
 from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
 from ostinato.moe.expert_pool import ExpertPool
@@ -278,8 +279,9 @@ class StepGraph:
         expert_budget: int | None = None,
         expert_policy: TidePolicy | None = TIDE,
     ) -> None:
-        graph, states = step_graph(checkpoint, limits, kv_dtype)
         session = session or Session("cpu")
+        checkpoint = for_device(checkpoint, session.capabilities)
+        graph, states = step_graph(checkpoint, limits, kv_dtype)
         compiled = session.compile(
             graph,
             options=options,

@@ -10,15 +10,16 @@ from ostinato.conversion import convert
 from ostinato.dtypes import FLOAT32, UINT8
 from ostinato.ir.files import FileRange
 from ostinato.ir.stored import ExpertTensor, MatrixLayout, StoredTensor
+from ostinato.ops.packed.decoding import decode, packed_format
 from ostinato.ops.packed.encoding import encode
-from ostinato.records import replace
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.dtypes import DType
 
-__all__ = ["Converted", "Derived", "Encoded", "ExpertRows", "Stack", "taken_columns"]
+__all__ = ["Converted", "Decoded", "Derived", "Encoded", "ExpertRows", "Stack", "taken_columns"]
 
 Array = np.ndarray[Any, Any]
 
@@ -88,6 +89,61 @@ class Encoded(Derived):
 
     def read(self) -> Array:
         return encode(convert(self._tensor.read(), FLOAT32), self._form)
+
+
+class Decoded(Derived):
+    """Stacks of packed matrices as floats, each matrix decoded as it is read.
+
+    Args:
+        tensor: the packed rows, ``[count, rows, bytes]``.
+        form: of their blocks.
+        dtype: of the elements, which are rounded to it.
+        swapped: whether rows become columns.
+    """
+
+    def __init__(self, tensor: StoredTensor, form: str, dtype: DType, *, swapped: bool) -> None:
+        super().__init__([tensor], f"{form} as {dtype}{' swapped' * swapped}")
+        self._tensor, self._form, self._swapped = tensor, packed_format(form), swapped
+        self.shape, self.dtype = self._decoded_shape(tensor.shape), dtype
+
+    def _decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        count, rows, nbytes = shape
+        depth = nbytes // self._form.nbytes * self._form.size
+        return (count, depth, rows) if self._swapped else (count, rows, depth)
+
+    def decoded(self, rows: Array) -> Array:
+        """The elements of a matrix."""
+        found = convert(decode(rows, self._form.name), self.dtype)
+        return found.T if self._swapped else found
+
+    def read(self) -> Array:
+        whole = np.empty(self.shape, self.dtype.numpy)
+        for matrix, rows in zip(whole, self._tensor.read(), strict=True):
+            matrix[...] = self.decoded(rows)
+        return whole
+
+    def matrices(self, name: str) -> ExpertTensor | None:
+        found = self._tensor.matrices(name)
+        if found is None:
+            return None
+        shape, layout = self._decoded_shape(found.shape), found.layout
+        return _DecodedMatrices(name, self.dtype, shape, layout, found.ranges, self, found)
+
+
+@dataclass(frozen=True, eq=False)
+class _DecodedMatrices(ExpertTensor):
+    """Packed matrices of files, for devices that take floats and read them on the host.
+
+    Attributes:
+        source: decodes them.
+        packed: the matrices as they are.
+    """
+
+    source: Decoded
+    packed: ExpertTensor
+
+    def matrix(self, expert: int) -> Array:
+        return self.source.decoded(self.packed.matrix(expert))
 
 
 class Stack(Derived):

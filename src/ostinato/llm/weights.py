@@ -41,6 +41,7 @@ __all__ = [
     "WeightFormat",
     "converted",
     "located",
+    "widened_dtype",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -192,12 +193,14 @@ class Weight:
             inputs, outputs]``, those of heads either.
         format: of packed rows; ``None``: elements. Rows are those of ``[outputs, inputs]``, also of
             experts and of heads: their bytes are ``[experts, outputs, bytes]``.
+        summed: the axis of the elements that packed rows lie along.
     """
 
     name: str
     source: StoredTensor
     shape: tuple[int, ...]
     format: str | None = None
+    summed: Literal[-2, -1] = -1
 
 
 def located(
@@ -276,8 +279,9 @@ def _weight(
     if form is None and (len(shape) == 1 or dtype == FLOAT64 or place.offset):
         elements = Converted(elements, FLOAT32)
     elif packed is not None and form is None and len(shape) > 2:
-        elements = Converted(elements, _WIDENED.get(packed, FLOAT16))
-    return Weight(name=name, source=elements, shape=shape, format=form)
+        elements = Converted(elements, widened_dtype(packed))
+    summed = place.summed or -1
+    return Weight(name=name, source=elements, shape=shape, format=form, summed=summed)
 
 
 def _stays_packed(tensor: FileTensor, place: Stored, ndim: int) -> bool:
@@ -341,6 +345,11 @@ def converted(
         name: weight if name.endswith(tuple(exact)) else _narrowed(weight, kept)
         for name, weight in weights.items()
     }
+
+
+def widened_dtype(form: str) -> DType:
+    """The 16-bit floats that a stack of packed matrices becomes where it is computed as floats."""
+    return _WIDENED.get(form, FLOAT16)
 
 
 def _narrowed(weight: Weight, kept: WeightFormat) -> Weight:

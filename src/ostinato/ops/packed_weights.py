@@ -142,6 +142,7 @@ class PackedBlockMatmul(Op):
     weight_operands = (3,)
     fuses_horizontally = True
     takes_epilogue = True
+    decodes_weights = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 4)

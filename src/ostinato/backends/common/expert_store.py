@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.dtypes import UINT8
 from ostinato.errors import InputError
 from ostinato.ir.leaves import PARAM
 from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL
@@ -73,7 +74,11 @@ def check_uses(
         wrong = [n for n in reading if n.inputs.count(value) != expert_matrices(n).count(value)]
         if wrong or value in graph.results():
             by = f"{wrong[0]} {wrong[0].source}".rstrip() if wrong else "the outputs"
-            raise InputError(f"param {name!r} is in the file of experts, but is also read by {by}")
+            decoded = value.dtype == UINT8 and len(wrong) == len(reading) > 0
+            hint = ": a device that decodes packed matrices can not leave them there" * decoded
+            raise InputError(
+                f"param {name!r} is in the file of experts, but is also read by {by}{hint}"
+            )
     for node in readers:
         missing = [m for m in expert_matrices(node) if m.node.op is not PARAM]
         missing += [m for m in expert_matrices(node) if m.name not in store.params]
