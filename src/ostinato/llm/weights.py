@@ -103,8 +103,12 @@ class RowOrder:
     @property
     def count(self) -> int:
         """The number of rows that are taken."""
-        total = prod(self.shape)
-        return total if self.part is None else total // self.shape[self.axes[0]]
+        return self.total if self.part is None else self.total // self.shape[self.axes[0]]
+
+    @property
+    def total(self) -> int:
+        """The number of rows that there are."""
+        return prod(self.shape)
 
     def indices(self) -> Array:
         """The rows that are taken, in order."""
