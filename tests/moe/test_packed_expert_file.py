@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +311,62 @@ def test_formats_that_no_matmul_takes_are_not_in_the_file(tmp_path: Path) -> Non
     with GGUFWriter(tmp_path / "e.gguf", {}, [entry]) as writer:
         writer.write(np.zeros(entry.nbytes, np.uint8))
     assert ost.moe.ExpertFile(GGUFFile(tmp_path / "e.gguf")).names == ()
+
+
+MEMORY = """
+import gc, sys
+import numpy as np
+import ostinato as ost
+from ostinato.frontends.gguf import GGUFFile
+
+def kilobytes(key):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(key))
+
+def run(experts, path, budget, steps):
+    g = ost.Graph("layer")
+    x, ids = g.input("x", (1, 1024)), g.input("ids", (1,), "int64")
+    for name in ("in", "out"):
+        w = g.param(name, (experts, 1024, 1024 // 32 * 34), "uint8")
+        x = g.packed_grouped_matmul(x, w, ids, "gguf:q8_0")
+    g.set_outputs([x])
+    if path is None:
+        given = {"params": {n: np.zeros(p.shape, np.uint8) for n, p in g.params.items()}}
+    else:
+        given = {"experts": ost.moe.ExpertFile(GGUFFile(path)), "expert_budget": budget}
+    compiled = ost.Session("cpu", threads=2).compile(g, **given)
+    pools = [ost.ExpertPool(layer.experts, layer.slots or 1) for layer in compiled.moe_layers]
+    loop = ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=1))
+    for step in range(steps):
+        inputs = {"x": np.ones((1, 1024), np.float32), "ids": np.array([5 * step % experts])}
+        loop.step(inputs)
+    return loop.counters
+
+run(2, None, None, 2)  # what a process needs anyway: the compiler, its caches, the threads
+gc.collect()
+before = kilobytes("VmRSS")
+with open("/proc/self/clear_refs", "w") as peaks:
+    peaks.write("5")
+counters = run(64, sys.argv[1], int(sys.argv[2]), 100)
+assert counters.promotions > 20 and counters.misses > 20, counters
+print(1024 * (kilobytes("VmHWM") - before))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory on Linux")
+def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
+    """Of packed matrices three times as large."""
+    rng, budget = np.random.default_rng(0), 46 << 20
+    shape = (64, 1024, 1024)
+    entries = [TensorEntry(name, shape, TENSOR_TYPES[TYPES["gguf:q8_0"]]) for name in ("in", "out")]
+    assert sum(entry.nbytes for entry in entries) >= 2.9 * budget
+    one = random_blocks(rng, "q8_0", 1024 * 32, hard=False).reshape(-1)
+    with GGUFWriter(tmp_path / "e.gguf", {}, entries) as writer:
+        for _ in entries:
+            writer.write(np.tile(one, 64))
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path / "e.gguf"), str(budget)],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    peak = int(done.stdout)
+    assert 0.6 * budget < peak < 1.1 * budget, (peak, budget)
