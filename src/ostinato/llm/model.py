@@ -125,7 +125,7 @@ class LLM:
 
     @property
     def expert_counters(self) -> ResidencyCounters | None:
-        """Calls and transfers of experts so far; ``None`` unless a budget leaves some in files.
+        """Calls and transfers of experts so far; ``None`` where all of them are in memory.
 
         Raises:
             InputError: the model generates no text.

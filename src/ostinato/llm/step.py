@@ -330,7 +330,7 @@ class StepGraph:
 
     @property
     def expert_counters(self) -> ResidencyCounters | None:
-        """Calls and transfers of experts; ``None`` unless a policy moves them."""
+        """Calls and transfers of experts; ``None`` where all are in memory, or without a policy."""
         return None if self._residency is None else self._residency.counters
 
     @property
@@ -492,10 +492,10 @@ class StepGraph:
 
 
 def _residency(compiled: CompiledGraph, policy: TidePolicy) -> ResidencyLoop | None:
-    """The loop that moves experts; ``None`` where all are in memory, or none can be resident."""
+    """The loop that moves experts; ``None`` where all are in memory."""
     layers = compiled.moe_layers
     slots = [layer.experts if layer.slots is None else layer.slots for layer in layers]
-    if all(count in (0, layer.experts) for count, layer in zip(slots, layers, strict=True)):
+    if all(count == layer.experts for count, layer in zip(slots, layers, strict=True)):
         return None
     pools = [ExpertPool(layer.experts, n) for n, layer in zip(slots, layers, strict=True)]
     return ResidencyLoop(compiled, pools, policy)
