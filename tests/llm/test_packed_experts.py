@@ -88,8 +88,8 @@ def test_answers_of_packed_experts(kind: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(parts, logits)
 
 
-def test_blocks_of_safetensors_have_the_elements_of_widened_ones() -> None:
-    """Answers of widened ones are those of transformers."""
+def test_elements_of_blocks_of_safetensors() -> None:
+    """By the definition of E2M1 with an exponent."""
     rng = np.random.default_rng(0)
     arrays = {
         "w_blocks": rng.integers(0, 256, (3, 5, 2, 16), np.uint8),
@@ -100,7 +100,13 @@ def test_blocks_of_safetensors_have_the_elements_of_widened_ones() -> None:
     assert joined.shape == (3, 64, 5)
     assert joined.format is not None
     elements = decode(joined.source.read(), joined.format).swapaxes(1, 2)
-    np.testing.assert_array_equal(elements, joined.plain().source.read().astype(np.float32))
+    blocks, scales = arrays["w_blocks"], arrays["w_scales"]
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(3, 5, 2, 32)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[codes & 7]
+    shifts = scales.astype(np.int32)[..., None] - 127
+    expected = np.ldexp(np.where(codes & 8, -numbers, numbers), shifts).reshape(3, 5, 64)
+    np.testing.assert_array_equal(elements, expected.swapaxes(1, 2))
+    np.testing.assert_array_equal(joined.plain().source.read().astype(np.float32), elements)
     assert elements.any()
 
 
