@@ -40,6 +40,7 @@ __all__ = [
     "Weight",
     "WeightFormat",
     "converted",
+    "last_rows",
     "located",
     "widened_dtype",
 ]
@@ -367,6 +368,14 @@ def _narrowed(weight: Weight, kept: WeightFormat) -> Weight:
     if weight.source.dtype == BFLOAT16:
         return weight
     return replace(weight, source=Converted(weight.source, BFLOAT16))
+
+
+def last_rows(weight: Weight, count: int) -> Weight:
+    """The last rows of a matrix of elements."""
+    rows, columns = weight.shape
+    place = Stored(names=(weight.name,), rows=slice(rows - count, rows), total=rows)
+    source = _Part(weight.source, place, (count, columns))
+    return replace(weight, source=source, shape=(count, columns))
 
 
 class _Part(Derived):
