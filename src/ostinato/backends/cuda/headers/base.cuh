@@ -59,6 +59,7 @@ struct number<float> {
     static constexpr bool is_float = true, is_signed = true;
     static float least() { return float_of(0xFF800000u); }
     static float greatest() { return float_of(0x7F800000u); }
+    static float greatest_finite() { return float_of(0x7F7FFFFFu); }
 };
 
 template <>

@@ -237,6 +237,22 @@ inline void load_left(unsigned (&a)[2][4], int half, const unsigned short* row) 
     a[1][half] = found[2], a[1][half + 2] = found[3];
 }
 
+// A pointer into shared memory, as the compiler may take it for.
+template <class T>
+inline const T* in_shared_memory(const T* pointer) {
+#ifdef __CUDA_ARCH__
+    __builtin_assume(__isShared(pointer));
+#endif
+    return pointer;
+}
+
+// The sum of the values of the four lanes of a warp that have the same column of eight.
+template <class T>
+inline T sum_of_quarters(T value) {
+    value += __shfl_xor_sync(0xFFFFFFFFu, value, 16);
+    return value + __shfl_xor_sync(0xFFFFFFFFu, value, 8);
+}
+
 // Columns of a tile. Wide: those of one stage for each group of warps, else those of a stage.
 template <bool Wide>
 constexpr int tile_columns = Wide ? ring::rows * ring::groups : ring::rows;
@@ -347,6 +363,45 @@ static OST_APART void multiply_tile(
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 
+// The same of one row of bytes, in shared memory: a lane has a column, and a quarter of the warp's
+// elements. That takes fewer instructions than tensor cores, whose other rows would be wasted.
+template <class Format, bool Whole, bool Wide>
+static OST_APART void multiply_byte_row(
+    ring& shared_ring, const unsigned char* left, int depth, int there,
+    unsigned (*parts)[1][tile_columns<Wide> + 1]
+) {
+    __syncwarp();
+    constexpr int all = ring::piece, own = all / ring::sharing, quarter = own / 4;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
+    const int member = warp % ring::sharing, group = warp / ring::sharing, tile_there = there;
+    if (Wide) there -= group * ring::rows;
+    const int inside = member * own + lane / 8 * quarter;
+    const int place = (column < there ? column : 0) * ring::pitch + inside;
+    ring from = shared_ring;
+    from.advance(group);
+    unsigned sums[4] = {};
+    const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
+    for (int start = begin; start < end; start += ring::groups * all) {
+        const unsigned char* const row = in_shared_memory(left + start + inside);
+        const unsigned char* const stage = in_shared_memory(from.await() + place);
+        const int depths = depth - start - inside;
+#pragma unroll
+        for (int k = 0; k < quarter; k += 16) {
+            if (Whole || k < depths) {
+                const vector<unsigned, 4> a = *(const vector<unsigned, 4>*)(row + k);
+                const vector<unsigned, 4> b = *(const vector<unsigned, 4>*)(stage + k);
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[i] = Format::dot(a.at[i], b.at[i], sums[i]);
+            }
+        }
+        from.release();
+        from.advance(ring::groups);
+    }
+    const unsigned sum = sum_of_quarters((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    if (lane < 8) parts[Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
+    shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
+}
+
 // The same of floats: a lane has a column, and a quarter of the warp's elements.
 template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
 static OST_APART void multiply_tile(
@@ -387,9 +442,8 @@ static OST_APART void multiply_tile(
     }
 #pragma unroll
     for (int m = 0; m < Rows; m++) {
-        const float two = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
-        const float four = two + __shfl_xor_sync(0xFFFFFFFFu, two, 8);
-        if (lane < 8) parts[warp][m][lane] = four;
+        const float sum = sum_of_quarters(sums[m]);
+        if (lane < 8) parts[warp][m][lane] = sum;
     }
     shared_ring.advance(stages_of<Wide>(there, depth, all));
 }
@@ -507,6 +561,69 @@ static OST_APART void multiply_codes(
         const int m = g + e / 2 * 8, n = t * 2 + e % 2;
         if (m < Rows) parts[Wide ? member : warp][m][Wide ? group * ring::rows + n : n] = sums[e];
     }
+    shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
+}
+
+// The same of one row: a lane has a column, and a quarter of the warp's elements; see
+// `multiply_byte_row`. Whole: the elements of a lane are all there, or none of them.
+template <class Format, int Block, bool Whole, bool Wide>
+static OST_APART void multiply_code_row(
+    ring& shared_ring, const signed char* left, const float* scales, int depth, int there,
+    float (*parts)[1][tile_columns<Wide> + 1]
+) {
+    __syncwarp();
+    using stored = typename Format::stored;
+    constexpr int all = stage_codes, own = all / ring::sharing, quarter = own / 4;
+    constexpr int blocks = quarter / Block, row_pitch = code_pitch<Block, stored>;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
+    const int member = warp % ring::sharing, group = warp / ring::sharing, tile_there = there;
+    if (Wide) there -= group * ring::rows;
+    const int inside = member * own + lane / 8 * quarter;
+    const int place = (column < there ? column : 0) * row_pitch;
+    ring from = shared_ring;
+    from.advance(group);
+    float sum = 0.0f;
+    const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
+    for (int start = begin; start < end; start += ring::groups * all) {
+        const int first = start + inside;
+        const signed char* const row = in_shared_memory(left + first);
+        const unsigned char* const stage = in_shared_memory(from.await() + place);
+        if (first < depth) {
+            const vector<float, blocks> row_scales =
+                *(const vector<float, blocks>*)in_shared_memory(scales + first / Block);
+            const vector<stored, blocks> right_scales = *(const vector<stored, blocks>*)(
+                stage + all / 2 + inside / Block * (int)sizeof(stored)
+            );
+#pragma unroll
+            for (int block = 0; block < blocks; block++) {
+                if (!Whole && first + block * Block >= depth) break;
+                unsigned found = bits_as<unsigned>(code_offset);
+#pragma unroll
+                for (int k = block * Block; k < (block + 1) * Block; k += 32) {
+                    using words = vector<unsigned, 4>;
+                    const words codes = *(const words*)(stage + (inside + k) / 2);
+                    const words a[2] = {*(const words*)(row + k), *(const words*)(row + k + 16)};
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const unsigned low = (codes.at[i] << 4 ^ 0x80808080u) & 0xF0F0F0F0u;
+                        const unsigned high = (codes.at[i] ^ 0x80808080u) & 0xF0F0F0F0u;
+                        const unsigned first_half = a[i / 2].at[i % 2 * 2];
+                        const unsigned second_half = a[i / 2].at[i % 2 * 2 + 1];
+                        const unsigned even = even_bytes(first_half, second_half);
+                        const unsigned odd = odd_bytes(first_half, second_half);
+                        found = dot_bytes<true, true>(even, low, found);
+                        found = dot_bytes<true, true>(odd, high, found);
+                    }
+                }
+                const float scale = row_scales.at[block] * Format::value(right_scales.at[block]);
+                sum = fmaf(sum_of_codes(found), scale, sum);
+            }
+        }
+        from.release();
+        from.advance(ring::groups);
+    }
+    sum = sum_of_quarters(sum);
+    if (lane < 8) parts[Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 

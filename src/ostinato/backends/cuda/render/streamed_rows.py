@@ -8,6 +8,7 @@ Codes of half a byte come 1 KiB at a time, with the scales of their blocks behin
 
 from __future__ import annotations
 
+import math
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,12 @@ _PART_PITCH = _PIECE // 2 * _GROUPS // _WARPS + 8
 #: Codes with a scale of their own, at most: a warp takes so many at a time.
 _MOST_BLOCK = 128
 
+#: Codes of a stage that a lane of ``ost::multiply_code_row`` has.
+_LANE_CODES = 128
+
+
+#: Tiles whose sums are added up together, at most, and the bytes that these may have.
+_MOST_TOGETHER, _PART_BYTES = 8, 4 << 10
 
 #: Columns are multiples of these bytes: tensor cores take 16 elements of 16 bits at a time.
 _GRAIN = 32
@@ -73,18 +80,23 @@ _PADDING_BYTES = 16
 _BODY = Template("""\
 $left
     int turn = 0;
-    for (long long tile = own.x; tile * $width < columns; tile += all.x) {
-        const long long rest = columns - tile * $width;
-        const int there = rest < $width ? (int)rest : $width;
-        $multiply, (int)rows, (int)depth$halved, there, parts[turn]$staged);
+    for (long long first = own.x; first * $width < columns; first += all.x * $together) {
+#pragma unroll 1
+        for (int t = 0; t < $together; t++) {
+            const long long rest = columns - (first + t * all.x) * $width;
+            if (rest <= 0) break;
+            const int there = rest < $width ? (int)rest : $width;
+            $multiply, there, parts[turn][t]$staged);
+        }
         OST_SYNC();
-        for (int i = threadIdx.x; i < $rows * $width; i += $threads) {
-            const long long m = i / $width, n = tile * $width + i % $width;
+        for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
+            const int t = i / ($rows * $width);
+            const long long m = i / $width % $rows, n = (first + t * all.x) * $width + i % $width;
             if (m < rows && n < columns) {
-                auto sum = parts[turn][0][m][i % $width];
+                auto sum = parts[turn][t][0][m][i % $width];
 #pragma unroll
                 for (int w = 1; w < $warps; w++)
-                    sum += parts[turn][w][m][i % $width];
+                    sum += parts[turn][t][w][m][i % $width];
                 const $register total = ($register)sum;
 $store
             }
@@ -275,20 +287,22 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
         else:
             start = f"b{rows_of_scales.argument} + {rows_of_scales.offset // 4}"
             before = f"    const float* const scales = {start};\n"
+    tile = (_WARPS // _GROUPS if wide else _WARPS, rows, stream.width + 1)
+    together = max(1, min(_MOST_TOGETHER, _PART_BYTES // (4 * math.prod(tile))))
     text = _BODY.substitute(
+        together=together,
         left=f"{before}{left.text(frame)}",
         multiply=_multiply(matmul, left, wide),
-        halved=" / 2" if left.in_bytes and not stream.scales else "",
         staged=", staged[0][0]" if left.passes else "",
         width=stream.width,
         rows=rows,
         threads=SEGMENT_BLOCK,
-        warps=_WARPS // _GROUPS if wide else _WARPS,
+        warps=tile[0],
         register="int" if acc == INT32 else "float",
         store=frame.stores(matmul.stores, acc, 4, names, "total"),
     )
     type_ = "unsigned" if acc == INT32 else "float"
-    sizes = (2, _WARPS // _GROUPS if wide else _WARPS, rows, stream.width + 1)
+    sizes = (2, together, *tile)
     parts = SharedArray(type_, 4, "parts", sizes)
     made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
     includes = f'{made.includes}#include "rings.cuh"\n'
@@ -304,21 +318,30 @@ def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None
 
 
 def _multiply(matmul: Matmul, left: _Left, wide: bool) -> str:
-    """The call of the function that multiplies a tile, up to the left operand."""
+    """The call of the function that multiplies a tile, up to the tile's columns."""
     rows, flags = max(1, max_extent(matmul.m)), {True: "true", False: "false"}
+    alone = rows == 1 and left.shared and left.in_bytes
     if isinstance(matmul, BlockwiseProduct):
         format_ = f"ost::{_stored(matmul.b_scale).dtype.name}_format"
+        if alone:
+            whole = max_extent(matmul.k[0]) % _LANE_CODES == 0
+            given = f"{format_}, {matmul.group}, {flags[whole]}, {flags[wide]}"
+            return f"ost::multiply_code_row<{given}>(ring, left, scales, (int)depth"
         given = f"{format_}, {matmul.group}, {rows}, {flags[wide]}"
-        return f"ost::multiply_codes<{given}>(ring, left, pitch, scales"
+        return f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
     a, b = _stored(matmul.a).dtype, _stored(matmul.b).dtype
     format_ = f"ost::{b.name}_format"
     whole = max_extent(matmul.k[0]) * b.itemsize % _PIECE == 0
-    operand = "left, pitch"
+    operand, depth = "left, pitch", "(int)depth"
     if left.in_bytes:
         format_ = f"ost::byte_format<{flags[a == INT8]}, {flags[b == INT8]}>"
-        operand = "(const unsigned short*)left, pitch / 2"
+        operand, depth = "(const unsigned short*)left, pitch / 2", "(int)depth / 2"
+        if alone:
+            given = f"{format_}, {flags[whole]}, {flags[wide]}"
+            bytes_ = "(const unsigned char*)left"
+            return f"ost::multiply_byte_row<{given}>(ring, {bytes_}, (int)depth"
     given = f"{format_}, {rows}, {flags[whole]}, {flags[left.shared]}, {flags[wide]}"
-    return f"ost::multiply_tile<{given}>(ring, {operand}"
+    return f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, {depth}"
 
 
 @dataclass(frozen=True)
