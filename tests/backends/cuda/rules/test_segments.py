@@ -371,3 +371,20 @@ def test_a_decoding_step_with_narrow_weights_is_one_kernel(
     for position, token in enumerate((1, 17, 40)):
         values = {"token": token, "position": position, "kv_len": position + 1}
         assert compiled.run({}, variables=values)[0] == expected.run({}, variables=values)[0]
+
+
+def test_scales_of_columns_are_left_to_the_epilogues_that_read_them(session: ost.Session) -> None:
+    """Even where there are as many columns as the row has elements, whose statistic a scale is."""
+    d = Draw(ost.Graph("square"), np.random.default_rng(11))
+    g, y = d.g, d.of((1, 64), "float32")
+    for columns in (64, 64, 48):
+        codes = g.constant(d.rng.integers(-127, 128, (64, columns)).astype("int8"))
+        scales = g.constant(d.rng.uniform(0.1, 1, columns).astype(np.float32))
+        y = g.quantized_matmul(y, codes, scales)
+    g.set_outputs([y])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    nests = [part.kernel for part in segment.parts if isinstance(part.kernel, CudaLoopNest)]
+    assert len(nests) == 3
+    for nest in nests:  # a row becomes codes, their scale and their zero point
+        assert [arg.writes for arg in nest.args].count(False) == 1
