@@ -363,45 +363,6 @@ static OST_APART void multiply_tile(
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 
-// The same of one row of bytes, in shared memory: a lane has a column, and a quarter of the warp's
-// elements. That takes fewer instructions than tensor cores, whose other rows would be wasted.
-template <class Format, bool Whole, bool Wide>
-static OST_APART void multiply_byte_row(
-    ring& shared_ring, const unsigned char* left, int depth, int there,
-    unsigned (*parts)[1][tile_columns<Wide> + 1]
-) {
-    __syncwarp();
-    constexpr int all = ring::piece, own = all / ring::sharing, quarter = own / 4;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
-    const int member = warp % ring::sharing, group = warp / ring::sharing, tile_there = there;
-    if (Wide) there -= group * ring::rows;
-    const int inside = member * own + lane / 8 * quarter;
-    const int place = (column < there ? column : 0) * ring::pitch + inside;
-    ring from = shared_ring;
-    from.advance(group);
-    unsigned sums[4] = {};
-    const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
-    for (int start = begin; start < end; start += ring::groups * all) {
-        const unsigned char* const row = in_shared_memory(left + start + inside);
-        const unsigned char* const stage = in_shared_memory(from.await() + place);
-        const int depths = depth - start - inside;
-#pragma unroll
-        for (int k = 0; k < quarter; k += 16) {
-            if (Whole || k < depths) {
-                const vector<unsigned, 4> a = *(const vector<unsigned, 4>*)(row + k);
-                const vector<unsigned, 4> b = *(const vector<unsigned, 4>*)(stage + k);
-#pragma unroll
-                for (int i = 0; i < 4; i++) sums[i] = Format::dot(a.at[i], b.at[i], sums[i]);
-            }
-        }
-        from.release();
-        from.advance(ring::groups);
-    }
-    const unsigned sum = sum_of_quarters((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    if (lane < 8) parts[Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
-    shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
-}
-
 // The same of floats: a lane has a column, and a quarter of the warp's elements.
 template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
 static OST_APART void multiply_tile(
@@ -564,67 +525,146 @@ static OST_APART void multiply_codes(
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 
-// The same of one row: a lane has a column, and a quarter of the warp's elements; see
-// `multiply_byte_row`. Whole: the elements of a lane are all there, or none of them.
-template <class Format, int Block, bool Whole, bool Wide>
-static OST_APART void multiply_code_row(
-    ring& shared_ring, const signed char* left, const float* scales, int depth, int there,
-    float (*parts)[1][tile_columns<Wide> + 1]
-) {
-    __syncwarp();
+// One row -----------------------------------------------------------------------------------------
+
+// What a lane has of a row of bytes, and its products by a column of bytes: a quarter of the elements
+// of a stage that its warp has. Whole: all of them are there.
+template <class Format, bool Whole>
+struct bytes_of_row {
+    using sum = unsigned;
+    static constexpr int all = ring::piece, quarter = all / ring::sharing / 4, pitch = ring::pitch;
+
+    const unsigned char* left;
+    vector<unsigned, 4> words[quarter / 16];
+    int there = 0;
+
+    bytes_of_row(const void* left, const float*) : left((const unsigned char*)left) {}
+
+    // `first`: of the row; `depths` are there from it on.
+    void load(int first, int depths) {
+        there = depths;
+        const unsigned char* const row = in_shared_memory(left + first);
+#pragma unroll
+        for (int i = 0; i < quarter / 16; i++)
+            if (Whole || i * 16 < depths) words[i] = *(const vector<unsigned, 4>*)(row + i * 16);
+    }
+
+    // `inside`: of the lane's elements in the stage's row.
+    sum times(const unsigned char* stage, int inside, sum before) const {
+        unsigned sums[4] = {before};
+#pragma unroll
+        for (int i = 0; i < quarter / 16; i++) {
+            if (!Whole && i * 16 >= there) break;
+            const vector<unsigned, 4> b = *(const vector<unsigned, 4>*)(stage + inside + i * 16);
+#pragma unroll
+            for (int w = 0; w < 4; w++) sums[w] = Format::dot(words[i].at[w], b.at[w], sums[w]);
+        }
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+};
+
+// The same of signed bytes by codes, with the scales of their blocks; see `multiply_codes`.
+template <class Format, int Block, bool Whole>
+struct bytes_by_codes {
+    using sum = float;
     using stored = typename Format::stored;
-    constexpr int all = stage_codes, own = all / ring::sharing, quarter = own / 4;
-    constexpr int blocks = quarter / Block, row_pitch = code_pitch<Block, stored>;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
-    const int member = warp % ring::sharing, group = warp / ring::sharing, tile_there = there;
-    if (Wide) there -= group * ring::rows;
-    const int inside = member * own + lane / 8 * quarter;
-    const int place = (column < there ? column : 0) * row_pitch;
-    ring from = shared_ring;
-    from.advance(group);
-    float sum = 0.0f;
-    const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
-    for (int start = begin; start < end; start += ring::groups * all) {
-        const int first = start + inside;
+    static constexpr int all = stage_codes, quarter = all / ring::sharing / 4;
+    static constexpr int blocks = quarter / Block, pitch = code_pitch<Block, stored>;
+
+    const signed char* left;
+    const float* left_scales;
+    unsigned even[quarter / 8], odd[quarter / 8];
+    vector<float, blocks> scales;
+    int there = 0;
+
+    bytes_by_codes(const void* left, const float* scales)
+        : left((const signed char*)left), left_scales(scales) {}
+
+    void load(int first, int depths) {
+        there = depths;
+        if (depths <= 0) return;
         const signed char* const row = in_shared_memory(left + first);
-        const unsigned char* const stage = in_shared_memory(from.await() + place);
-        if (first < depth) {
-            const vector<float, blocks> row_scales =
-                *(const vector<float, blocks>*)in_shared_memory(scales + first / Block);
-            const vector<stored, blocks> right_scales = *(const vector<stored, blocks>*)(
-                stage + all / 2 + inside / Block * (int)sizeof(stored)
-            );
+        scales = *(const vector<float, blocks>*)in_shared_memory(left_scales + first / Block);
 #pragma unroll
-            for (int block = 0; block < blocks; block++) {
-                if (!Whole && first + block * Block >= depth) break;
-                unsigned found = bits_as<unsigned>(code_offset);
+        for (int i = 0; i < quarter / 16; i++) {
+            if (!Whole && i * 16 >= depths) break;
+            const vector<unsigned, 4> words = *(const vector<unsigned, 4>*)(row + i * 16);
 #pragma unroll
-                for (int k = block * Block; k < (block + 1) * Block; k += 32) {
-                    using words = vector<unsigned, 4>;
-                    const words codes = *(const words*)(stage + (inside + k) / 2);
-                    const words a[2] = {*(const words*)(row + k), *(const words*)(row + k + 16)};
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const unsigned low = (codes.at[i] << 4 ^ 0x80808080u) & 0xF0F0F0F0u;
-                        const unsigned high = (codes.at[i] ^ 0x80808080u) & 0xF0F0F0F0u;
-                        const unsigned first_half = a[i / 2].at[i % 2 * 2];
-                        const unsigned second_half = a[i / 2].at[i % 2 * 2 + 1];
-                        const unsigned even = even_bytes(first_half, second_half);
-                        const unsigned odd = odd_bytes(first_half, second_half);
-                        found = dot_bytes<true, true>(even, low, found);
-                        found = dot_bytes<true, true>(odd, high, found);
-                    }
-                }
-                const float scale = row_scales.at[block] * Format::value(right_scales.at[block]);
-                sum = fmaf(sum_of_codes(found), scale, sum);
+            for (int w = 0; w < 2; w++) {
+                even[2 * i + w] = even_bytes(words.at[2 * w], words.at[2 * w + 1]);
+                odd[2 * i + w] = odd_bytes(words.at[2 * w], words.at[2 * w + 1]);
             }
         }
-        from.release();
-        from.advance(ring::groups);
     }
-    sum = sum_of_quarters(sum);
-    if (lane < 8) parts[Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
-    shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
+
+    sum times(const unsigned char* stage, int inside, sum before) const {
+        if (there <= 0) return before;
+        const vector<stored, blocks> right_scales = *(const vector<stored, blocks>*)(
+            stage + all / 2 + inside / Block * (int)sizeof(stored)
+        );
+#pragma unroll
+        for (int block = 0; block < blocks; block++) {
+            if (!Whole && block * Block >= there) break;
+            unsigned found = bits_as<unsigned>(code_offset);
+#pragma unroll
+            for (int i = block * (Block / 32); i < (block + 1) * (Block / 32); i++) {
+                const vector<unsigned, 4> codes =
+                    *(const vector<unsigned, 4>*)(stage + inside / 2 + i * 16);
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const unsigned low = (codes.at[w] << 4 ^ 0x80808080u) & 0xF0F0F0F0u;
+                    const unsigned high = (codes.at[w] ^ 0x80808080u) & 0xF0F0F0F0u;
+                    found = dot_bytes<true, true>(even[4 * i + w], low, found);
+                    found = dot_bytes<true, true>(odd[4 * i + w], high, found);
+                }
+            }
+            const float scale = scales.at[block] * Format::value(right_scales.at[block]);
+            before = fmaf(sum_of_codes(found), scale, before);
+        }
+        return before;
+    }
+};
+
+// The products of up to `Together` tiles, `step` apart, of one row in shared memory: see
+// `multiply_tile`. A lane has a column, and a quarter of the warp's elements; that takes fewer
+// instructions than tensor cores, whose other rows would be wasted. Wide: it has them in registers.
+template <class Row, bool Wide, int Together>
+static OST_APART void multiply_row(
+    ring& shared_ring, const void* left, const float* scales, int depth, long long first_tile,
+    long long step, long long columns,
+    typename Row::sum (*parts)[Wide ? ring::sharing : computing / 32][1][tile_columns<Wide> + 1]
+) {
+    __syncwarp();
+    constexpr int all = Row::all, width = tile_columns<Wide>;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
+    const int member = warp % ring::sharing, group = warp / ring::sharing;
+    const int inside = member * (all / ring::sharing) + lane / 8 * Row::quarter;
+    ring next = shared_ring;
+    Row row(left, scales);
+    if (Wide) row.load(inside, depth - inside);
+#pragma unroll 1
+    for (int t = 0; t < Together; t++) {
+        const long long rest = columns - (first_tile + t * step) * width;
+        if (rest <= 0) break;
+        const int tile_there = rest < width ? (int)rest : width;
+        const int there = Wide ? tile_there - group * ring::rows : tile_there;
+        const int place = (column < there ? column : 0) * Row::pitch;
+        ring from = next;
+        from.advance(group);
+        typename Row::sum sum = 0;
+        const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
+        for (int start = begin; start < end; start += ring::groups * all) {
+            if (!Wide) row.load(start + inside, depth - start - inside);
+            sum = row.times(in_shared_memory(from.await() + place), inside, sum);
+            from.release();
+            from.advance(ring::groups);
+        }
+        sum = sum_of_quarters(sum);
+        if (lane < 8) parts[t][Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
+        next.advance(stages_of<Wide>(tile_there, depth, all));
+    }
+    shared_ring.slot = next.slot;
+    shared_ring.parity = next.parity;
 }
 
 }  // namespace ost

@@ -55,7 +55,7 @@ _PART_PITCH = _PIECE // 2 * _GROUPS // _WARPS + 8
 #: Codes with a scale of their own, at most: a warp takes so many at a time.
 _MOST_BLOCK = 128
 
-#: Codes of a stage that a lane of ``ost::multiply_code_row`` has.
+#: Codes of a stage that a lane of ``ost::bytes_by_codes`` has.
 _LANE_CODES = 128
 
 
@@ -81,13 +81,7 @@ _BODY = Template("""\
 $left
     int turn = 0;
     for (long long first = own.x; first * $width < columns; first += all.x * $together) {
-#pragma unroll 1
-        for (int t = 0; t < $together; t++) {
-            const long long rest = columns - (first + t * all.x) * $width;
-            if (rest <= 0) break;
-            const int there = rest < $width ? (int)rest : $width;
-            $multiply, there, parts[turn][t]$staged);
-        }
+$multiply
         OST_SYNC();
         for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
             const int t = i / ($rows * $width);
@@ -104,6 +98,20 @@ $store
         turn ^= 1;
     }
 """)
+
+#: The products of tiles, one after the other, or all at once.
+_EACH_TILE = Template("""\
+#pragma unroll 1
+        for (int t = 0; t < $together; t++) {
+            const long long rest = columns - (first + t * all.x) * $width;
+            if (rest <= 0) break;
+            const int there = rest < $width ? (int)rest : $width;
+            $call, there, parts[turn][t]$staged);
+        }""")
+_ALL_TILES = Template("""\
+        ost::multiply_row<$row, $wide, $together>(
+            ring, left, $scales, (int)depth, first, all.x, columns, parts[turn]
+        );""")
 
 #: The scales of the left operand's blocks, in shared memory.
 _SCALES = Template("""\
@@ -292,8 +300,7 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
     text = _BODY.substitute(
         together=together,
         left=f"{before}{left.text(frame)}",
-        multiply=_multiply(matmul, left, wide),
-        staged=", staged[0][0]" if left.passes else "",
+        multiply=_multiply(matmul, left, stream, together),
         width=stream.width,
         rows=rows,
         threads=SEGMENT_BLOCK,
@@ -317,31 +324,53 @@ def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None
     return _rows_of(scale, matmul.m, matmul.blocks, 0)
 
 
-def _multiply(matmul: Matmul, left: _Left, wide: bool) -> str:
-    """The call of the function that multiplies a tile, up to the tile's columns."""
+def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str:
+    """The statements that multiply tiles."""
     rows, flags = max(1, max_extent(matmul.m)), {True: "true", False: "false"}
-    alone = rows == 1 and left.shared and left.in_bytes
+    wide = flags[stream.width > _COLUMNS]
+    if rows == 1 and left.shared and left.in_bytes:
+        row = (
+            _row_of_codes(matmul) if isinstance(matmul, BlockwiseProduct) else _row_of_bytes(matmul)
+        )
+        scales = "scales" if isinstance(matmul, BlockwiseProduct) else "nullptr"
+        return _ALL_TILES.substitute(wide=wide, together=together, row=row, scales=scales)
     if isinstance(matmul, BlockwiseProduct):
-        format_ = f"ost::{_stored(matmul.b_scale).dtype.name}_format"
-        if alone:
-            whole = max_extent(matmul.k[0]) % _LANE_CODES == 0
-            given = f"{format_}, {matmul.group}, {flags[whole]}, {flags[wide]}"
-            return f"ost::multiply_code_row<{given}>(ring, left, scales, (int)depth"
-        given = f"{format_}, {matmul.group}, {rows}, {flags[wide]}"
-        return f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
-    a, b = _stored(matmul.a).dtype, _stored(matmul.b).dtype
-    format_ = f"ost::{b.name}_format"
-    whole = max_extent(matmul.k[0]) * b.itemsize % _PIECE == 0
-    operand, depth = "left, pitch", "(int)depth"
-    if left.in_bytes:
-        format_ = f"ost::byte_format<{flags[a == INT8]}, {flags[b == INT8]}>"
-        operand, depth = "(const unsigned short*)left, pitch / 2", "(int)depth / 2"
-        if alone:
-            given = f"{format_}, {flags[whole]}, {flags[wide]}"
-            bytes_ = "(const unsigned char*)left"
-            return f"ost::multiply_byte_row<{given}>(ring, {bytes_}, (int)depth"
-    given = f"{format_}, {rows}, {flags[whole]}, {flags[left.shared]}, {flags[wide]}"
-    return f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, {depth}"
+        given = f"ost::{_stored(matmul.b_scale).dtype.name}_format, {matmul.group}, {rows}, {wide}"
+        call = f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
+    else:
+        whole = flags[max_extent(matmul.k[0]) * matmul.b.dtype.itemsize % _PIECE == 0]
+        format_, operand, depth = (
+            f"ost::{_stored(matmul.b).dtype.name}_format",
+            "left, pitch",
+            "depth",
+        )
+        if left.in_bytes:
+            operand, depth = "(const unsigned short*)left, pitch / 2", "depth / 2"
+            format_ = _byte_format(matmul)
+        given = f"{format_}, {rows}, {whole}, {flags[left.shared]}, {wide}"
+        call = f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, (int){depth}"
+    staged = ", staged[0][0]" if left.passes else ""
+    return _EACH_TILE.substitute(together=together, width=stream.width, call=call, staged=staged)
+
+
+def _row_of_bytes(matmul: Matmul) -> str:
+    """What a lane has of a row of bytes."""
+    whole = "true" if max_extent(matmul.k[0]) % _PIECE == 0 else "false"
+    return f"ost::bytes_of_row<{_byte_format(matmul)}, {whole}>"
+
+
+def _row_of_codes(matmul: BlockwiseProduct) -> str:
+    """What a lane has of a row of bytes that codes multiply."""
+    whole = "true" if max_extent(matmul.k[0]) % _LANE_CODES == 0 else "false"
+    format_ = f"ost::{_stored(matmul.b_scale).dtype.name}_format"
+    return f"ost::bytes_by_codes<{format_}, {matmul.group}, {whole}>"
+
+
+def _byte_format(matmul: Matmul) -> str:
+    a, b = (
+        "true" if _stored(operand).dtype == INT8 else "false" for operand in (matmul.a, matmul.b)
+    )
+    return f"ost::byte_format<{a}, {b}>"
 
 
 @dataclass(frozen=True)
