@@ -388,3 +388,19 @@ def test_scales_of_columns_are_left_to_the_epilogues_that_read_them(session: ost
     assert len(nests) == 3
     for nest in nests:  # a row becomes codes, their scale and their zero point
         assert [arg.writes for arg in nest.args].count(False) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_values_of_which_all_bits_are_ones_arrive(session: ost.Session, dtype: str) -> None:
+    """They would look as if they were not there yet."""
+    d = Draw(ost.Graph("ones"), np.random.default_rng(12))
+    g, numpy_dtype = d.g, DType.parse(dtype).numpy
+    w = square(d).astype(numpy_dtype)
+    z = g.matmul(d.of((1, 64), dtype), g.param("w", (64, 64), dtype, value=w))
+    g.set_outputs([g.matmul(g.softmax(z), g.param("v", (64, 64), dtype, value=w))])
+    x = np.full((1, 64), -1, f"int{8 * w.itemsize}").view(numpy_dtype)
+    compiled = session.compile(g)
+    (segment,) = segments_of(compiled)
+    assert any(space.kind is SpaceKind.PACKETS for space in segment.spaces)
+    (found,) = compiled.run(dict.fromkeys(d.arrays, x))
+    assert np.isnan(found.astype(np.float32)).all()
