@@ -354,13 +354,13 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
 
 
 def _row_of_bytes(matmul: Matmul) -> str:
-    """What a lane has of a row of bytes."""
+    """The type of a lane's part of a row of bytes."""
     whole = "true" if max_extent(matmul.k[0]) % _PIECE == 0 else "false"
     return f"ost::bytes_of_row<{_byte_format(matmul)}, {whole}>"
 
 
 def _row_of_codes(matmul: BlockwiseProduct) -> str:
-    """What a lane has of a row of bytes that codes multiply."""
+    """The type of a lane's part of a row of bytes that codes multiply."""
     whole = "true" if max_extent(matmul.k[0]) % _LANE_CODES == 0 else "false"
     format_ = f"ost::{_stored(matmul.b_scale).dtype.name}_format"
     return f"ost::bytes_by_codes<{format_}, {matmul.group}, {whole}>"

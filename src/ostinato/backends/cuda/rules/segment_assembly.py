@@ -341,7 +341,7 @@ def _in_order(steps: Sequence[_Step]) -> list[_Step]:
 
 
 def _received_as(step: _Step) -> tuple[Call | None, DType]:
-    """What steps have in common that receive values together."""
+    """The key by which steps receive values together."""
     return step.reader, step.kernel.args[0].dtype
 
 
