@@ -226,6 +226,12 @@ class Gemm(CpuKernel):
         return self.b_format is not None and self.b_format.tile_rows > 1
 
     @property
+    def widens(self) -> bool:
+        """Whether tiles widen panels of 16-bit floats as they read them."""
+        form = self.b_format
+        return form is not None and form.steps == 1 and form.dtype.itemsize == 2
+
+    @property
     def b_dtype(self) -> DType:
         """The element type of the panels."""
         return self.acc if self.b_format is None else self.b_format.dtype
@@ -304,6 +310,8 @@ class Gemm(CpuKernel):
             return None
         if self.block_rows is not None:
             fetch = fetch.of_packed_weights
+        elif self.widens:
+            fetch = fetch.of_widened_weights
         if rows < fetch.least_rows:
             return None
         # A symbolic number of rows is few in the runs whose time is that of reading weights.
