@@ -65,8 +65,7 @@ class ArrayBackend(Backend):
 
         store, tensors = None, {} if experts is None else experts.tensors
         if experts is not None:
-            transposed = {name: tensor.transposed for name, tensor in tensors.items()}
-            store = ExpertStore(transposed, experts.budget)
+            store = ExpertStore.of(experts)
 
         def lower(graph: BaseGraph, *, facts: Any) -> Any:
             return lower_in_stages(graph, self.framework.on_host, facts=facts, store=store)
