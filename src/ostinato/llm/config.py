@@ -272,3 +272,10 @@ class ModelConfig:
     segments: int = 0
     labels: int = 0
     causal: bool = True
+
+    @property
+    def longest_window(self) -> int | None:
+        """How many tokens a token attends to in any layer; ``None``: all before it, in some."""
+        windows = [layer.window for layer in self.layers]
+        known = [window for window in windows if window is not None]
+        return max(known) if known and len(known) == len(windows) else None
