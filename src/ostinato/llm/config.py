@@ -275,7 +275,7 @@ class ModelConfig:
 
     @property
     def longest_window(self) -> int | None:
-        """How many tokens a token attends to in any layer; ``None``: all before it, in some."""
+        """The most tokens that a token attends to; ``None``: all before it, in some layer."""
         windows = [layer.window for layer in self.layers]
         known = [window for window in windows if window is not None]
         return max(known) if known and len(known) == len(windows) else None
