@@ -89,7 +89,10 @@ class LLM:
         self._step = step
         self._kv_dtype = kv_dtype
         self._recurrent = step is not None and step.slot_bytes > 0
-        self._cache = KVCache(step, recurrent=self._recurrent) if step is not None else None
+        self._cache = None
+        if step is not None:
+            window = self.config.longest_window
+            self._cache = KVCache(step, recurrent=self._recurrent, window=window)
         self._new_embedder = embedder
         self._embedder: Embedder | StaticEmbedder | None = None
         self._embedding = Lock()

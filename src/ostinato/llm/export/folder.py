@@ -122,7 +122,7 @@ def _as_in_files(checkpoint: Checkpoint) -> Checkpoint:
 
 def _text(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """The metadata of the tokenizer and of the chat templates."""
-    if not (path / "tokenizer.json").is_file():
+    if not (path / "tokenizer.json").is_file() and (path / "tokenizer.model").is_file():
         found = padded(sentencepiece_vocabulary(path), checkpoint.config.vocabulary)
         return found | _templates(path)
     tokenizer = tokenizer_from_folder(path)
