@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         byte_rows,
         byte_tiles,
         few_rows,
+        group_tiles,
         tensor_rows,
         tensor_tiles,
         tiles,
@@ -48,6 +49,7 @@ else:
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
+    group_tiles = LazyModule("ostinato.backends.cuda.render.group_tiles")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
     tensor_tiles = LazyModule("ostinato.backends.cuda.render.tensor_tiles")
     tiles = LazyModule("ostinato.backends.cuda.render.tiles")
@@ -63,6 +65,8 @@ class TiledMatmul(Matmul):
     """
 
     def launch(self, target: CudaTarget) -> Launch:
+        if group_tiles.fits(self, target):
+            return group_tiles.launch(self, target)
         if tensor_tiles.fits(self, target):
             return tensor_tiles.launch(self, target)
         if byte_tiles.fits(self, target):
@@ -70,6 +74,8 @@ class TiledMatmul(Matmul):
         return tiles.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        if group_tiles.fits(self, target):
+            return group_tiles.source(self, target)
         if tensor_tiles.fits(self, target):
             return tensor_tiles.source(self, target)
         if byte_tiles.fits(self, target):

@@ -1,0 +1,180 @@
+"""Rendering a matmul of 16-bit floats for the tensor cores of groups of four warps.
+
+As :mod:`tensor_tiles` has it, but that tensor cores read both operands from shared memory
+themselves, one slice while copies bring the next ones: a group of warps gives them a batch of
+products at once, and waits for the batch before. Hopper alone has these instructions.
+"""
+
+from __future__ import annotations
+
+from string import Template
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cuda.render.tensor_tiles import SLICE, Renderer, Tile, multiplies
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.backends.cuda.abi import Launch
+    from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.backends.cuda.target import CudaTarget
+
+__all__ = ["fits", "launch", "source"]
+
+#: Columns of the widest instruction that is used.
+_WIDEST = 128
+
+
+@dataclass(frozen=True)
+class _GroupTile(Tile):
+    """A tile of groups of four warps, each with 64 rows; its products are those of a warp."""
+
+    @property
+    def instruction(self) -> int:
+        """Columns that one instruction multiplies."""
+        return min(self.columns, _WIDEST)
+
+
+def _tile(groups: int, columns: int, resident: int, filling: float, slices: int = 1) -> _GroupTile:
+    """A tile of 64 rows a group."""
+    return _GroupTile((4 * groups, 1), (1, columns // 8), resident, 4, filling, slices)
+
+
+_BODY = Template("""\
+    extern __shared__ __align__(1024) unsigned char ${name}_memory[];
+    unsigned short* const stages = (unsigned short*)${name}_memory;
+    float* const finished = (float*)${name}_memory;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long row_tiles = (rows + $tile_rows - 1) / $tile_rows;
+    const long long column_tiles = (columns + $tile_columns - 1) / $tile_columns;
+    const int slices = (int)((depth + $slice - 1) / $slice);
+    for (long long tile = blockIdx.x; tile < points * row_tiles * column_tiles;
+         tile += gridDim.x) {
+        [[maybe_unused]] const long long point = tile / row_tiles / column_tiles;
+        const int place = (int)(tile - point * row_tiles * column_tiles);
+        const int band = place / ((int)row_tiles * $band) * $band;
+        const int left_over = (int)column_tiles - band;
+        const int across = left_over < $band ? left_over : $band;
+        const int within = place - band * (int)row_tiles;
+        const long long first_row = (long long)(within / across) * $tile_rows;
+        const long long first_column = (long long)(band + within % across) * $tile_columns;
+$batch
+$left_sources
+$right_sources
+        auto load = [&](int number) {
+            unsigned short* const left = stages + number % $stages * $stage;
+            unsigned short* const right = left + $left_elements;
+            const long long start = (long long)number * $slice;
+$load_left
+$load_right
+        };
+        float sums[$parts][$tiles][4] = {};
+        for (int number = 0; number < $stages - 2; number++) {
+            if (number < slices)
+                load(number);
+            ost::copy_commit();
+        }
+        for (int number = 0; number < slices; number++) {
+            ost::copy_wait<$stages - 3>();
+            ost::show_to_tensor_cores();
+            __syncthreads();  // so all groups are done with the slice before the last one
+            const unsigned short* const left = stages + number % $stages * $stage;
+            const unsigned short* const right = left + $left_elements;
+            ost::group_begin();
+#pragma unroll
+            for (int d = 0; d < $slice; d += 16) {
+#pragma unroll
+                for (int part = 0; part < $parts; part++)
+                    ost::multiply_group<$by_rows>(
+                        sums[part], left + warp / 4 * 64 * ost::panel,
+                        right + part * $part, d, $slice * ost::panel, ost::${format}_format()
+                    );
+            }
+            ost::group_commit();
+            if (number + $stages - 2 < slices)
+                load(number + $stages - 2);
+            ost::copy_commit();
+            ost::group_wait<1>();
+        }
+        ost::group_wait<0>();
+#pragma unroll
+        for (int part = 0; part < $parts; part++)
+            ost::group_sums(sums[part]);
+        ost::copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < $parts * $tiles; j++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int at = warp * 16 + lane / 4 + e / 2 * 8;
+                const int beside = j * 8 + lane % 4 * 2 + e % 2;
+                finished[at * $finished_pitch + beside] = sums[j / $tiles][j % $tiles][e];
+            }
+        }
+        __syncthreads();
+$finish
+        __syncthreads();
+    }
+""")
+
+
+def fits(matmul: Matmul, target: CudaTarget) -> bool:
+    """Whether groups of warps multiply what a matmul does, and it has enough of their tiles."""
+    if not target.multiplies_by_groups or matmul.b.dtype != matmul.a.dtype:
+        return False
+    if not multiplies(matmul.a.dtype, target):
+        return False
+    renderer = _Renderer(matmul, target)
+    return renderer.left_run is not None and renderer.right_run is not None and renderer.suits
+
+
+def launch(matmul: Matmul, target: CudaTarget) -> Launch:
+    """The launch of a kernel: a block for each tile of the greatest result, or a few waves."""
+    return _Renderer(matmul, target).launch()
+
+
+def source(matmul: Matmul, target: CudaTarget) -> str:
+    """CUDA C++ with the kernel of a matmul."""
+    return _Renderer(matmul, target).source()
+
+
+class _Renderer(Renderer):
+    """See :class:`~ostinato.backends.cuda.render.tensor_tiles.Renderer`."""
+
+    tiles: ClassVar[tuple[_GroupTile, ...]] = (
+        _tile(2, 256, 1, 0.7, 5),
+        _tile(2, 128, 2, 0.7),
+        _tile(2, 64, 3, 0.7),
+        _tile(1, 64, 4, 0.7),
+    )
+    fewest_stages: ClassVar[int] = 3
+
+    @property
+    def left_pitch(self) -> int:
+        return SLICE
+
+    @property
+    def right_pitch(self) -> int:
+        return self.tile.columns if self.by_rows else SLICE
+
+    @property
+    def before(self) -> str:
+        return '#include "warpgroups.cuh"\n'
+
+    def slot(self, right: bool) -> str:
+        if right and self.by_rows:
+            first = f"place / ost::panel * {SLICE} * ost::panel"
+            return f"{first} + ost::in_panel(line, place % ost::panel)"
+        return "ost::in_panel(line, place)"
+
+    def body(self, values: Mapping[str, object]) -> str:
+        assert isinstance(self.tile, _GroupTile)
+        columns = self.tile.instruction
+        return _BODY.substitute(
+            values,
+            parts=self.tile.columns // columns,
+            tiles=columns // 8,
+            part=columns * SLICE,
+            by_rows=str(self.by_rows).lower(),
+        )
