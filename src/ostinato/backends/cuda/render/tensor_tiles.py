@@ -444,7 +444,7 @@ class Renderer:
 
     @property
     def before(self) -> str:
-        """What stands in front of the kernel."""
+        """Lines in front of the kernel."""
         return ""
 
     def body(self, values: Mapping[str, object]) -> str:
