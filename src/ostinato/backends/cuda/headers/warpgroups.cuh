@@ -67,6 +67,7 @@ inline void group_sums(float (&sums)[Tiles][4]) {
 }
 
 #ifdef __CUDA_ARCH__
+#define OST_ROWS(A) "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3])
 #define OST_TILE(J) "+f"(sums[J][0]), "+f"(sums[J][1]), "+f"(sums[J][2]), "+f"(sums[J][3])
 #define OST_GROUP_64(FORMAT, OPERANDS, ...)                                                        \
     asm volatile(                                                                                  \
@@ -108,6 +109,22 @@ inline void group_sums(float (&sums)[Tiles][4]) {
     ) {                                                                                            \
         if constexpr (ByRows) OST_GROUP_128(NAME, "%64, %65, adds, 1, 1, 0, 1", "l"(a), "l"(b));   \
         else OST_GROUP_128(NAME, "%64, %65, adds, 1, 1, 0, 0", "l"(a), "l"(b));                    \
+    }                                                                                              \
+    template <bool ByRows>                                                                         \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[8][4], const unsigned (&a)[4], unsigned long long b, FORMAT                  \
+    ) {                                                                                            \
+        if constexpr (ByRows)                                                                      \
+            OST_GROUP_64(NAME, "{%32, %33, %34, %35}, %36, adds, 1, 1, 1", OST_ROWS(a), "l"(b));   \
+        else OST_GROUP_64(NAME, "{%32, %33, %34, %35}, %36, adds, 1, 1, 0", OST_ROWS(a), "l"(b));  \
+    }                                                                                              \
+    template <bool ByRows>                                                                         \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[16][4], const unsigned (&a)[4], unsigned long long b, FORMAT                 \
+    ) {                                                                                            \
+        if constexpr (ByRows)                                                                      \
+            OST_GROUP_128(NAME, "{%64, %65, %66, %67}, %68, adds, 1, 1, 1", OST_ROWS(a), "l"(b));  \
+        else OST_GROUP_128(NAME, "{%64, %65, %66, %67}, %68, adds, 1, 1, 0", OST_ROWS(a), "l"(b)); \
     }
 OST_GROUP(float16_format, "f16")
 OST_GROUP(bfloat16_format, "bf16")
@@ -115,6 +132,21 @@ OST_GROUP(bfloat16_format, "bf16")
 #undef OST_GROUP_64
 #undef OST_GROUP_128
 #undef OST_TILE
+#undef OST_ROWS
+#endif
+
+// An element of the right operand; see `multiply_group`.
+template <bool ByRows>
+inline unsigned short in_right(const unsigned short* right, int k, int column, int apart) {
+    return ByRows ? right[column / panel * apart + in_panel(k, column % panel)]
+                  : right[in_panel(column, k)];
+}
+
+#ifdef __CUDA_ARCH__
+template <bool ByRows>
+inline unsigned long long right_panels(const unsigned short* right, int k, int apart) {
+    return panels_at(right + (ByRows ? k * panel : k), apart);
+}
 #endif
 
 // Adds the product of 64 rows of 16 elements and 16 rows of 8 `Tiles` columns to the group's sums;
@@ -127,19 +159,44 @@ inline void multiply_group(
     int apart, Format format
 ) {
 #ifdef __CUDA_ARCH__
-    const unsigned short* const first = right + (ByRows ? k * panel : k);
-    multiply_panels<ByRows>(sums, panels_at(left + k, 0), panels_at(first, apart), format);
+    const unsigned long long b = right_panels<ByRows>(right, k, apart);
+    multiply_panels<ByRows>(sums, panels_at(left + k, 0), b, format);
 #else
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     for (int j = 0; j < Tiles; j++) {
         for (int e = 0; e < 4; e++) {
             const int row = warp * 16 + lane / 4 + e / 2 * 8, column = j * 8 + lane % 4 * 2 + e % 2;
             for (int i = k; i < k + 16; i++) {
-                const unsigned short* const from =
-                    ByRows ? right + column / panel * apart + in_panel(i, column % panel)
-                           : right + in_panel(column, i);
-                const float x = format.value(left[in_panel(row, i)]);
-                sums[j][e] = fmaf(x, format.value(*from), sums[j][e]);
+                const float x = Format::value(left[in_panel(row, i)]);
+                const float y = Format::value(in_right<ByRows>(right, i, column, apart));
+                sums[j][e] = fmaf(x, y, sums[j][e]);
+            }
+        }
+    }
+#endif
+}
+
+// The same with the rows in registers, as `multiply_tiles` has them.
+template <bool ByRows, int Tiles, class Format>
+inline void multiply_group(
+    float (&sums)[Tiles][4], const unsigned (&left)[4], const unsigned short* right, int k,
+    int apart, Format format
+) {
+#ifdef __CUDA_ARCH__
+    multiply_panels<ByRows>(sums, left, right_panels<ByRows>(right, k, apart), format);
+#else
+    const int lane = threadIdx.x % 32;
+    for (int i = 0; i < 16; i++) {
+        for (int half = 0; half < 2; half++) {
+            const unsigned pair =
+                __shfl_sync(0xFFFFFFFFu, left[i / 8 * 2 + half], lane / 4 * 4 + i % 8 / 2);
+            const float x = Format::value(pair >> i % 2 * 16 & 0xFFFFu);
+            for (int j = 0; j < Tiles; j++) {
+                for (int e = 0; e < 2; e++) {
+                    const int column = j * 8 + lane % 4 * 2 + e;
+                    const float y = Format::value(in_right<ByRows>(right, k + i, column, apart));
+                    sums[j][2 * half + e] = fmaf(x, y, sums[j][2 * half + e]);
+                }
             }
         }
     }
