@@ -25,10 +25,13 @@ __all__ = ["fits", "launch", "source"]
 #: Columns of the widest instruction that is used.
 _WIDEST = 128
 
+#: Slices in shared memory, at most, and tiles for each multiprocessor that are enough.
+_STAGES, _FILLING = 8, 0.7
+
 
 @dataclass(frozen=True)
 class _GroupTile(Tile):
-    """A tile of groups of four warps, each with 64 rows; its products are those of a warp."""
+    """A tile of groups of four warps; its products are those of a warp, which has 16 of 64 rows."""
 
     @property
     def instruction(self) -> int:
@@ -36,9 +39,10 @@ class _GroupTile(Tile):
         return min(self.columns, _WIDEST)
 
 
-def _tile(groups: int, columns: int, resident: int, filling: float, slices: int = 1) -> _GroupTile:
-    """A tile of 64 rows a group."""
-    return _GroupTile((4 * groups, 1), (1, columns // 8), resident, 4, filling, slices)
+def _tile(rows: int, columns: int, groups: int, resident: int, slices: int = 1) -> _GroupTile:
+    """A tile; see :class:`Tile`."""
+    products = rows // groups // 64, columns // 8
+    return _GroupTile((4 * groups, 1), products, resident, _STAGES, _FILLING, slices)
 
 
 _BODY = Template("""\
@@ -69,7 +73,7 @@ $right_sources
 $load_left
 $load_right
         };
-        float sums[$parts][$tiles][4] = {};
+        float sums[$row_parts][$parts][$tiles][4] = {};
         for (int number = 0; number < $stages - 2; number++) {
             if (number < slices)
                 load(number);
@@ -85,11 +89,14 @@ $load_right
 #pragma unroll
             for (int d = 0; d < $slice; d += 16) {
 #pragma unroll
-                for (int part = 0; part < $parts; part++)
-                    ost::multiply_group<$by_rows>(
-                        sums[part], left + warp / 4 * 64 * ost::panel,
-                        right + part * $part, d, $slice * ost::panel, ost::${format}_format()
-                    );
+                for (int i = 0; i < $row_parts; i++) {
+#pragma unroll
+                    for (int j = 0; j < $parts; j++)
+                        ost::multiply_group<$by_rows>(
+                            sums[i][j], left + (warp / 4 * $row_parts + i) * 64 * ost::panel,
+                            right + j * $part, d, $slice * ost::panel, ost::${format}_format()
+                        );
+                }
             }
             ost::group_commit();
             if (number + $stages - 2 < slices)
@@ -98,18 +105,23 @@ $load_right
             ost::group_wait<1>();
         }
         ost::group_wait<0>();
-#pragma unroll
-        for (int part = 0; part < $parts; part++)
-            ost::group_sums(sums[part]);
         ost::copy_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int j = 0; j < $parts * $tiles; j++) {
+        for (int i = 0; i < $row_parts; i++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int at = warp * 16 + lane / 4 + e / 2 * 8;
-                const int beside = j * 8 + lane % 4 * 2 + e % 2;
-                finished[at * $finished_pitch + beside] = sums[j / $tiles][j % $tiles][e];
+            for (int j = 0; j < $parts; j++) {
+                ost::group_sums(sums[i][j]);
+                const int first = (warp / 4 * $row_parts + i) * 64 + warp % 4 * 16 + lane / 4;
+#pragma unroll
+                for (int tile = 0; tile < $tiles; tile++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int at = first + e / 2 * 8;
+                        const int beside = (j * $tiles + tile) * 8 + lane % 4 * 2 + e % 2;
+                        finished[at * $finished_pitch + beside] = sums[i][j][tile][e];
+                    }
+                }
             }
         }
         __syncthreads();
@@ -143,10 +155,10 @@ class _Renderer(Renderer):
     """See :class:`~ostinato.backends.cuda.render.tensor_tiles.Renderer`."""
 
     tiles: ClassVar[tuple[_GroupTile, ...]] = (
-        _tile(2, 256, 1, 0.7, 5),
-        _tile(2, 128, 2, 0.7),
-        _tile(2, 64, 3, 0.7),
-        _tile(1, 64, 4, 0.7),
+        _tile(128, 256, 2, 1, 5),
+        _tile(128, 128, 2, 2),
+        _tile(128, 64, 2, 3),
+        _tile(64, 64, 1, 4),
     )
     fewest_stages: ClassVar[int] = 3
 
@@ -157,6 +169,10 @@ class _Renderer(Renderer):
     @property
     def right_pitch(self) -> int:
         return self.tile.columns if self.by_rows else SLICE
+
+    @property
+    def resident(self) -> int:
+        return min(self.tile.resident, -(-self.blocks // self.target.multiprocessors))
 
     @property
     def before(self) -> str:
@@ -173,6 +189,7 @@ class _Renderer(Renderer):
         columns = self.tile.instruction
         return _BODY.substitute(
             values,
+            row_parts=self.tile.products[0],
             parts=self.tile.columns // columns,
             tiles=columns // 8,
             part=columns * SLICE,

@@ -341,10 +341,10 @@ class Renderer:
         tile, target = self.tile, self.target
         room = self._bytes(self.fewest_stages) <= target.shared_bytes_per_block
         used = tile.columns < 2 * max_extent(self.matmul.n) and self.slices >= tile.slices
-        return room and used and self._blocks >= tile.filling * target.multiprocessors
+        return room and used and self.blocks >= tile.filling * target.multiprocessors
 
     @property
-    def _blocks(self) -> int:
+    def blocks(self) -> int:
         """Tiles of the greatest result."""
         matmul, tile = self.matmul, self.tile
         row_tiles = -(-max_extent(matmul.m) // tile.rows)
@@ -352,7 +352,7 @@ class Renderer:
 
     def launch(self) -> Launch:
         """The launch of the kernel."""
-        grid, early = grid_of(self._blocks, self.target), self.target.starts_kernels_early
+        grid, early = grid_of(self.blocks, self.target), self.target.starts_kernels_early
         return Launch(grid, self.tile.threads, self._bytes(self.stages), programmatic=early)
 
     @staticmethod
@@ -395,9 +395,14 @@ class Renderer:
         """Slices in shared memory: as many as leave room for the resident blocks."""
         limit, least = self.target.shared_bytes_per_block, self.fewest_stages
         count = min(self.tile.stages, max(self.slices, least))
-        while count > least and self._bytes(count) * self.tile.resident > limit:
+        while count > least and self._bytes(count) * self.resident > limit:
             count -= 1
         return count
+
+    @property
+    def resident(self) -> int:
+        """Blocks that share a multiprocessor's memory."""
+        return self.tile.resident
 
     def _bytes(self, stages: int) -> int:
         """Bytes of so many stages, or of the finished sums that take their place."""
