@@ -54,16 +54,22 @@ inline void group_wait() {
 #endif
 }
 
-// Keeps reads of sums behind the wait in front of this.
-template <int Tiles>
-inline void group_sums(float (&sums)[Tiles][4]) {
+// Keeps what is done with registers in front of `group_begin` or behind `group_wait`, where this
+// stands between them.
+inline void group_registers(float& sum) {
 #ifdef __CUDA_ARCH__
-#pragma unroll
-    for (int j = 0; j < Tiles; j++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(sums[j][e])::"memory");
-    }
+    asm volatile("" : "+f"(sum)::"memory");
 #endif
+}
+inline void group_registers(unsigned& pair) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(pair)::"memory");
+#endif
+}
+template <class T, int Count>
+inline void group_registers(T (&held)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; i++) group_registers(held[i]);
 }
 
 #ifdef __CUDA_ARCH__

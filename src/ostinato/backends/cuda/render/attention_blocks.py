@@ -272,6 +272,8 @@ _SUMS_OF_WARPS = Template("""\
 #: The same by groups of four warps, for which tensor cores read keys and values themselves. The
 #: sums are waited for with the next scores.
 _SCORES_OF_GROUPS = Template("""\
+            ost::group_registers(scores);
+            ost::group_registers(query);
             ost::group_begin();
 #pragma unroll
             for (int i = 0; i < $depth / 16; i++)
@@ -281,8 +283,8 @@ _SCORES_OF_GROUPS = Template("""\
                 );
             ost::group_commit();
             ost::group_wait<0>();
-            ost::group_sums(scores[0]);
-            ost::group_sums(sums[0]);""")
+            ost::group_registers(scores);
+            ost::group_registers(sums);""")
 _SUMS_OF_GROUPS = Template("""\
             unsigned weights[$keys / 16][4];
 #pragma unroll
@@ -294,6 +296,8 @@ _SUMS_OF_GROUPS = Template("""\
                         ost::pair_bits(pair[0], pair[1], ost::${format}_format());
                 }
             }
+            ost::group_registers(weights);
+            ost::group_registers(sums);
             ost::group_begin();
 #pragma unroll
             for (int i = 0; i < $keys / 16; i++)
@@ -304,7 +308,7 @@ _SUMS_OF_GROUPS = Template("""\
             ost::group_commit();""")
 _SUMS_AT_THE_END = """\
         ost::group_wait<0>();
-        ost::group_sums(sums[0]);"""
+        ost::group_registers(sums);"""
 
 #: The rows of a block, where all have as many keys.
 _IN_ORDER = Template("""\

@@ -79,6 +79,7 @@ $load_right
                 load(number);
             ost::copy_commit();
         }
+        ost::group_registers(sums);
         for (int number = 0; number < slices; number++) {
             ost::copy_wait<$stages - 3>();
             ost::show_to_tensor_cores();
@@ -105,13 +106,13 @@ $load_right
             ost::group_wait<1>();
         }
         ost::group_wait<0>();
+        ost::group_registers(sums);
         ost::copy_wait<0>();
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < $row_parts; i++) {
 #pragma unroll
             for (int j = 0; j < $parts; j++) {
-                ost::group_sums(sums[i][j]);
                 const int first = (warp / 4 * $row_parts + i) * 64 + warp % 4 * 16 + lane / 4;
 #pragma unroll
                 for (int tile = 0; tile < $tiles; tile++) {
@@ -155,8 +156,9 @@ class _Renderer(Renderer):
     """See :class:`~ostinato.backends.cuda.render.tensor_tiles.Renderer`."""
 
     tiles: ClassVar[tuple[_GroupTile, ...]] = (
+        _tile(256, 128, 2, 1, 5),
         _tile(128, 256, 2, 1, 5),
-        _tile(128, 128, 2, 2),
+        _tile(128, 128, 2, 2, 5),
         _tile(128, 64, 2, 3),
         _tile(64, 64, 1, 4),
     )
