@@ -57,7 +57,9 @@ class NarrowConvolution:
         """Neighbouring columns that a chunk has."""
         attrs, (x, w) = self.node.attrs, self.node.inputs[:2]
         apart = attrs["stride"][-1] == 2 and attrs["dilation"][-1] == 1 and w.shape[-1] != 1
-        return 2 if apart and 2 * x.shape[1] <= _CHUNK else 1
+        channels = x.shape[1]
+        assert isinstance(channels, int)
+        return 2 if apart and 2 * channels <= _CHUNK else 1
 
     def spec(self, image: LoweredBuffer) -> MatmulSpec:
         """The convolution of an image of chunks."""
