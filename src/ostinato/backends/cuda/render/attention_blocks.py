@@ -76,6 +76,9 @@ class _Block:
         return 16 * self.warps * self.tiles
 
 
+#: Powers of 2 by which weights may exceed 1.
+_SLACK = "8.0f"
+
 #: The shapes of blocks, largest first, and those of groups of warps.
 _BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
 _GROUPS = (_Block(8, 1, groups=True), _Block(4, 1, groups=True))
@@ -153,7 +156,7 @@ $show
             ost::copy_commit();
             const unsigned short* const loaded_keys = stages + number % $stages * $stage;
             const unsigned short* const loaded_values = loaded_keys + $key_elements;
-            float scores[$tiles][$keys / 8][4] = {};
+            float scores[$tiles][$keys / 8][4]$cleared;
 $multiply_queries
             const long long start = low + (long long)number * $keys;
 $score
@@ -170,6 +173,9 @@ $score
                     for (int step = 1; step < 4; step *= 2) {
                         most = ::fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
                     }
+                    // A score that is not much greater leaves what was summed before as it is.
+                    if ((most - greatest[r][half]) * $exponent <= $slack)
+                        most = greatest[r][half];
                     const float shift = most == $minus_infinity ? 0 : -most * $exponent;
                     const float fall = (greatest[r][half] - most) * $exponent;
                     const float correction =
@@ -182,9 +188,11 @@ $score
                         *score = ost::exp2_of_score(ost::add_product(*score, $exponent, shift));
                         totals[r][half] += *score;
                     }
+                    if (__any_sync(0xFFFFFFFFu, correction != 1)) {
 #pragma unroll
-                    for (int j = 0; j < $features / 4; j++)
-                        sums[r][j / 2][2 * half + j % 2] *= correction;
+                        for (int j = 0; j < $features / 4; j++)
+                            sums[r][j / 2][2 * half + j % 2] *= correction;
+                    }
                 }
             }
 $multiply_weights
@@ -272,11 +280,13 @@ _SUMS_OF_WARPS = Template("""\
 #: The same by groups of four warps, for which tensor cores read keys and values themselves. The
 #: sums are waited for with the next scores.
 _SCORES_OF_GROUPS = Template("""\
-            ost::group_registers(scores);
             ost::group_registers(query);
             ost::group_begin();
+            ost::multiply_group<false, false>(
+                scores[0], query[0][0], loaded_keys, 0, 0, ost::${format}_format()
+            );
 #pragma unroll
-            for (int i = 0; i < $depth / 16; i++)
+            for (int i = 1; i < $depth / 16; i++)
                 ost::multiply_group<false>(
                     scores[0], query[0][i], loaded_keys + i / 4 * $keys * ost::panel, i % 4 * 16, 0,
                     ost::${format}_format()
@@ -460,6 +470,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         load_keys=load_keys,
         load_values=load_values,
         show="            ost::show_to_tensor_cores();" if block.groups else "",
+        cleared="" if block.groups else " = {}",
         multiply_queries=of_queries.substitute(places),
         multiply_weights=of_weights.substitute(places),
         end=_SUMS_AT_THE_END if block.groups else "",
@@ -468,6 +479,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         stage=_KEYS * (key_pitch + value_pitch),
         key_elements=_KEYS * key_pitch,
         score=score,
+        slack=_SLACK,
         exponent=f"{_LOG2E * (spec.scale if _plain(attention) else 1)!r}f",
         store=frame.stores([spec.store], spec.acc, 6, names, "total"),
     )
