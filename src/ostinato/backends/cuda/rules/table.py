@@ -238,6 +238,7 @@ def _with_library(table: RuleTable, settings: CudaLowering) -> RuleTable:
         rules=rules,
         multi_root=products.horizontally if settings.shared.in_place else None,
         by_library=library.suits,
+        library_epilogue=library.adds_bias,
     )
 
 
