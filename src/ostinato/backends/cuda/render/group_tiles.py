@@ -1,8 +1,8 @@
 """Rendering a matmul of 16-bit floats for the tensor cores of groups of four warps.
 
 As :mod:`tensor_tiles` has it, but that tensor cores read both operands from shared memory
-themselves, one slice while copies bring the next ones: a group of warps gives them a batch of
-products at once, and waits for the batch before. Hopper alone has these instructions.
+themselves, while copies bring the next slices: a group of warps gives them the products of a slice
+at once, and waits before that slice's memory is used again. Hopper alone has these instructions.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ __all__ = ["fits", "launch", "source"]
 
 #: Columns of the widest instruction that is used.
 _WIDEST = 128
+
+#: Slices in shared memory from which on the products of two of them may be under way.
+_OVERLAPPING_STAGES = 4
 
 #: Slices in shared memory, at most, and tiles for each multiprocessor that are enough.
 _STAGES, _FILLING = 8, 0.7
@@ -74,16 +77,17 @@ $load_left
 $load_right
         };
         float sums[$row_parts][$parts][$tiles][4] = {};
-        for (int number = 0; number < $stages - 2; number++) {
+        for (int number = 0; number < $ahead; number++) {
             if (number < slices)
                 load(number);
             ost::copy_commit();
         }
         ost::group_registers(sums);
         for (int number = 0; number < slices; number++) {
-            ost::copy_wait<$stages - 3>();
+            ost::copy_wait<$ahead - 1>();
+            ost::group_wait<$pending>();
             ost::show_to_tensor_cores();
-            __syncthreads();  // so all groups are done with the slice before the last one
+            __syncthreads();  // so all groups are done with the slice that the next one replaces
             const unsigned short* const left = stages + number % $stages * $stage;
             const unsigned short* const right = left + $left_elements;
             ost::group_begin();
@@ -100,10 +104,9 @@ $load_right
                 }
             }
             ost::group_commit();
-            if (number + $stages - 2 < slices)
-                load(number + $stages - 2);
+            if (number + $ahead < slices)
+                load(number + $ahead);
             ost::copy_commit();
-            ost::group_wait<1>();
         }
         ost::group_wait<0>();
         ost::group_registers(sums);
@@ -162,7 +165,6 @@ class _Renderer(Renderer):
         _tile(128, 64, 2, 3),
         _tile(64, 64, 1, 4),
     )
-    fewest_stages: ClassVar[int] = 3
 
     @property
     def left_pitch(self) -> int:
@@ -189,8 +191,12 @@ class _Renderer(Renderer):
     def body(self, values: Mapping[str, object]) -> str:
         assert isinstance(self.tile, _GroupTile)
         columns = self.tile.instruction
+        # Where there is a slice to spare, one is multiplied while the one before still is.
+        pending = 1 if self.stages >= _OVERLAPPING_STAGES else 0
         return _BODY.substitute(
             values,
+            ahead=self.stages - 1 - pending,
+            pending=pending,
             row_parts=self.tile.products[0],
             parts=self.tile.columns // columns,
             tiles=columns // 8,
