@@ -31,6 +31,7 @@ SHAPES = {
     "lanes of wide heads": (2, 8, 1, 1, 41, 128, 128),
     "lanes of narrow heads": (1, 3, 1, 2, 70, 8, 8),
     "groups of warps": (1, 2, 1, 70, 140, 64, 64),
+    "groups of warps and many keys": (1, 2, 1, 40, 420, 64, 64),
     "groups of wide heads": (1, 1, 1, 70, 75, 128, 128),
     "two groups": (1, 4, 2, 130, 66, 80, 64),
     "no queries": (1, 2, 2, 0, 5, 8, 8),
