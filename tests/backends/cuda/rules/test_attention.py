@@ -30,10 +30,10 @@ SHAPES = {
     "lanes": (1, 6, 2, 1, 150, 32, 32),
     "lanes of wide heads": (2, 8, 1, 1, 41, 128, 128),
     "lanes of narrow heads": (1, 3, 1, 2, 70, 8, 8),
-    "groups of warps": (1, 2, 1, 70, 140, 64, 64),
-    "groups of warps and many keys": (1, 2, 1, 40, 420, 64, 64),
+    "groups of warps": (1, 2, 1, 70, 140, 64, 128),
+    "groups of warps and many keys": (1, 2, 1, 40, 420, 16, 128),
     "groups of wide heads": (1, 1, 1, 70, 75, 128, 128),
-    "two groups": (1, 4, 2, 130, 66, 80, 64),
+    "two groups": (1, 4, 2, 130, 66, 80, 128),
     "no queries": (1, 2, 2, 0, 5, 8, 8),
     "no keys": (1, 2, 2, 5, 0, 8, 8),
 }

@@ -83,8 +83,8 @@ _SLACK = "8.0f"
 _BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
 _GROUPS = (_Block(8, 1, groups=True), _Block(4, 1, groups=True))
 
-#: Warps of a multiprocessor whose rows are narrow, and wide, where groups of warps multiply.
-_NARROW_WARPS, _WIDE_WARPS = 16, 8
+#: Features of the values that groups of warps multiply.
+_GROUP_FEATURES = 128
 
 #: Elements of a line in shared memory, where tensor cores read that themselves.
 _PANEL = 64
@@ -490,14 +490,12 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "length": spec.length,
     }
     early = target.starts_kernels_early
-    warps = _WIDE_WARPS if _is_wide(attention) else _NARROW_WARPS
     return function(
         attention,
         body,
         sizes,
         block.threads,
         before='#include "warpgroups.cuh"\n' if block.groups else "",
-        resident=warps // block.warps if block.groups else 1,
         early=early,
     )
 
@@ -507,22 +505,18 @@ _MINUS_INFINITY = "ost::number<float>::least()"
 
 def _block(attention: AttentionKernel, target: CudaTarget) -> _Block:
     """The shape of blocks: the largest that registers hold of which there are enough."""
+    wide = max(max_extent(attention.spec.depth), attention.features) > _KEYS
 
     def enough(block: _Block, least: int) -> bool:
         row_blocks = -(-max_extent(attention.spec.m) // block.rows)
         return bounds(attention.points)[1] * row_blocks >= least
 
-    if target.multiplies_by_groups and attention.features in (_PANEL, 2 * _PANEL):
+    if target.multiplies_by_groups and attention.features == _GROUP_FEATURES:
         large, small = _GROUPS
         if enough(small, target.multiprocessors):
             return large if enough(large, 2 * target.multiprocessors) else small
-    *larger, smallest = _BLOCKS[1:] if _is_wide(attention) else _BLOCKS
+    *larger, smallest = _BLOCKS[1:] if wide else _BLOCKS
     return next((block for block in larger if enough(block, _FILLED)), smallest)
-
-
-def _is_wide(attention: AttentionKernel) -> bool:
-    """Whether queries or values take more than half of what registers hold of them."""
-    return max(max_extent(attention.spec.depth), attention.features) > _KEYS
 
 
 def _stages(attention: AttentionKernel, block: _Block) -> int:
