@@ -138,7 +138,7 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 def form_regions(
     nodes: Sequence[Node],
     options: FusionOptions,
-    takes_epilogue: Callable[[Node], bool] | None = None,
+    takes_epilogue: Callable[[Region, Node], bool] | None = None,
     on_host: Callable[[Node], bool] | None = None,
 ) -> tuple[list[Region], list[Refusal]]:
     """Regions in an order in which they can run, and the fusions that were refused.
@@ -148,8 +148,8 @@ def form_regions(
     Args:
         nodes: all that is computed, in order.
         options: the fusions that are on.
-        takes_epilogue: whether the device's kernel of a root takes an epilogue; by default, that is
-            for its op to say.
+        takes_epilogue: whether the device's kernel of a region with a root takes a reader as well;
+            by default, that is for the root's op to say.
         on_host: see :class:`~ostinato.lower.rules.table.RuleTable`.
     """
     factors = epilogue_factors(nodes) if options.row_factors and options.epilogue else set()
@@ -182,7 +182,7 @@ class _Former:
         options: FusionOptions,
         stored: set[Node],
         factors: set[Node],
-        takes_epilogue: Callable[[Node], bool] | None,
+        takes_epilogue: Callable[[Region, Node], bool] | None,
         on_host: Callable[[Node], bool] | None,
     ) -> None:
         self.options = options
@@ -266,8 +266,8 @@ class _Former:
         options = self.options
         if left.root is not None and not left.root.op.takes_epilogue:
             return "off"
-        if any(not self._epilogue_after(root) for root in left.roots):
-            return "a library multiplies, without an epilogue"
+        if left.roots and not self._epilogue_after(left, node):
+            return "a library multiplies, without this epilogue"
         if left.roots and right.roots and not self._share_epilogue(left.roots + right.roots):
             return "both need a kernel of their own"
         if self._widens_stored(edge.producer, node):
@@ -296,9 +296,9 @@ class _Former:
             return "too few rows to run in parallel"
         return self._order_refusal(merged)
 
-    def _epilogue_after(self, root: Node) -> bool:
-        """Whether the device's kernel of a root takes an epilogue."""
-        return self._takes_epilogue is None or self._takes_epilogue(root)
+    def _epilogue_after(self, left: Region, node: Node) -> bool:
+        """Whether the device's kernel of a region with a root takes a reader."""
+        return self._takes_epilogue is None or self._takes_epilogue(left, node)
 
     def _widens_stored(self, producer: Node, node: Node) -> bool:
         """Whether ``node`` makes integers wider that other kernels read as they are."""
