@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.prefetch import fits_cache
 from ostinato.backends.cpu.rules.tiles import chains_of
 from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
 
-__all__ = ["Gemm", "SumAxis", "fits_cache", "sum_axes"]
+__all__ = ["Gemm", "SumAxis", "sum_axes"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
@@ -59,9 +60,6 @@ _SUMS_PART = 16
 
 _MANY_ITEMS = 64
 """Items that keep some threads busy to the end."""
-
-_RESIDENT_PART = 4
-"""The part of the second-level cache that panels stay in while rows pass by."""
 
 _REUSING_ROWS = 256
 """Rows that go over a panel for so long that its arrival takes no time to speak of."""
@@ -462,11 +460,6 @@ class Gemm(CpuKernel):
     @property
     def _panel_elements(self) -> int:
         return self.panel * bounds(self.depth)[1]
-
-
-def fits_cache(nbytes: int, caches: CacheSizes) -> bool:
-    """Whether panels of so many bytes together stay in the second-level cache."""
-    return nbytes <= caches.second // _RESIDENT_PART
 
 
 def sum_axes(a_index: Dim, k: tuple[Symbol, ...]) -> tuple[SumAxis, ...]:

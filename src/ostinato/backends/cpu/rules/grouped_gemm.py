@@ -321,10 +321,12 @@ class RowMatmul:
         b = tuple(build.argument(buffer, reads=True) for buffer in matrices)
         listed = build.argument(groups, reads=True)
         m, n, k = symbols_of(at)
+        nbytes = sum(weight.type.max_bytes for weight in self.weights)
+        fetch = self.registers.prefetch_for(self.rows, nbytes)
         return GroupedGemm(
             build.args, m, n, k, left.buffer, left.dtype, left.index, b, listed, self.layout,
             self.tile[1], self.tile[0], self.acc, tuple(epilogue), variables, self.form,
-            self.packed, self.registers.caches, self.registers.prefetch,
+            self.packed, self.registers.caches, fetch,
         )  # fmt: skip
 
 

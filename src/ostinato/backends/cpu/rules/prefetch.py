@@ -21,12 +21,19 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from ostinato.backends.cpu.caches import CacheSizes
 
-__all__ = ["Prefetch"]
+__all__ = ["FEW_ROWS", "Prefetch", "fits_cache"]
 
-#: Rows of an item from which on prefetching pays. Fewer compute too little per line to keep the
-#: hardware from running ahead, and further requests only delay it: 4 rows took 1.5 times as long,
-#: 8 rows 0.8 times (Zen 4, ``python -m bench.panel_pipeline``).
+#: Rows of an item from which on prefetching pays on all processors. Fewer compute too little per
+#: line to keep the hardware of some from running ahead, and further requests only delay it: 4 rows
+#: took 1.5 times as long on Zen 4, 8 rows 0.8 times (``python -m bench.panel_pipeline``).
 _LEAST_ROWS = 7
+
+#: Rows from which on it pays on the others: 2 to 4 rows take 0.6 to 0.95 times as long on Emerald
+#: Rapids, one row as long as before.
+FEW_ROWS = 2
+
+#: The part of the second-level cache that panels stay in while rows pass by.
+_RESIDENT_PART = 4
 
 #: First-level caches that a block of ``k`` takes in the second-level cache: 96 kB of 1 MB on Zen 4,
 #: 144 kB of 2 MB on Emerald Rapids. (Half and twice as much take the same time there.)
@@ -96,3 +103,8 @@ class Prefetch:
 
     def __str__(self) -> str:
         return f"{self.distance} bytes ahead, from {self.least_rows} rows on"
+
+
+def fits_cache(nbytes: int, caches: CacheSizes) -> bool:
+    """Whether panels of so many bytes together stay in the second-level cache."""
+    return nbytes <= caches.second // _RESIDENT_PART
