@@ -99,7 +99,7 @@ class Variant:
 
 
 def variants(m: int, dtype: DType) -> list[Variant]:
-    """What is measured for ``m`` rows; the first prefetches nothing."""
+    """The variants for ``m`` rows; the first prefetches nothing."""
     rows, panel = (m, 80) if m < 7 else (8, 48)
     plain = Variant(m, rows, panel, dtype=dtype)
     found = [plain, replace(plain, huge=False)]

@@ -1,4 +1,4 @@
-"""Measurements of what no system says about its processor: kernels of two kinds, alternately.
+"""Measurements of facts that no system states about its processor: two kernels, alternately.
 
 The kernels of a trial differ by so much that other work on the machine hardly matters.
 """
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["bfloat16_dots_are_fast", "few_rows_prefetch"]
 
-#: What is read in a trial of memory: more than the third-level cache of a few cores.
+#: Bytes read in a trial of memory: more than the third-level cache of a few cores.
 _MEMORY_BYTES = 64 << 20
 
-#: What is read in a trial of arithmetic: it stays in the second-level cache.
+#: Bytes read in a trial of arithmetic: they stay in the second-level cache.
 _CACHE_BYTES = 512 << 10
 
 _ROUNDS = 4

@@ -153,6 +153,6 @@ def test_off_unless_wanted_and_detected() -> None:
 
 @needs_dots
 def test_slow_dots_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where widening is faster, it is what the option leads to, with the bits of widening."""
+    """The option leads to widening where that is faster."""
     monkeypatch.setattr(processor_facts, "bfloat16_dots_are_fast", lambda: False)
     assert gemm(TARGET, bfloat16_dots=True).b_format == gemm(TARGET).b_format
