@@ -42,7 +42,7 @@ _FOUR = 4
 """Products of bytes that one instruction adds up."""
 
 _TOP_BIT = 0x80
-"""What is flipped in bytes that become signed, or unsigned."""
+"""The bit to flip in bytes that become signed, or unsigned."""
 
 _CODE_ZERO = 8
 """The 4-bit code that stands for zero."""
