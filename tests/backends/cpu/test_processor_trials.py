@@ -57,6 +57,11 @@ def test_less_work_is_faster() -> None:
     assert not processor_trials._faster(much, little, 1 << 20, TARGET)
 
 
+def test_a_trial_without_memory_changes_nothing() -> None:
+    gemm = processor_trials._gemm(TARGET, rows=1, vectors=1, a=FLOAT32)
+    assert not processor_trials._faster(gemm, gemm, 1 << 60, TARGET)
+
+
 def test_trials_come_to_a_result() -> None:
     assert processor_facts.few_rows_prefetch() in (True, False)
     if TARGET.has_bfloat16_dots:

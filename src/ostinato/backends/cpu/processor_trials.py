@@ -52,7 +52,7 @@ _KERNEL = ctypes.CFUNCTYPE(
 
 def few_rows_prefetch(target: TargetSpec) -> bool:
     """Whether tiles of 4 rows read weights faster from memory if they prefetch them."""
-    gemm = _gemm(target, rows=4, vectors=4, a=FLOAT32)
+    gemm = _gemm(target, rows=4, vectors=3, a=FLOAT32)
     fetch = Prefetch(target.caches, target.vector_bytes, least_rows=1)
     return _faster(replace(gemm, prefetch=fetch), gemm, _MEMORY_BYTES, target)
 
@@ -91,8 +91,14 @@ def _gemm(target: TargetSpec, *, rows: int, vectors: int, a: DType) -> Gemm:
 
 
 def _faster(first: Gemm, second: Gemm, nbytes: int, target: TargetSpec) -> bool:
-    """Whether the tiles of one matmul go over so many bytes of panels faster than another's."""
-    panels = _core.Arena(nbytes + 2 * target.caches.second)
+    """Whether the tiles of one matmul go over so many bytes of panels faster than another's.
+
+    Not where the system has no such memory to try.
+    """
+    try:
+        panels = _core.Arena(nbytes + 2 * target.caches.second)
+    except MemoryError:
+        return False
     ctypes.memset(panels.address, 0, panels.nbytes)  # pages that are not written are one in memory
     operands = _core.Arena(1 << 20)
     calls = [_call(gemm, nbytes, panels, operands, target) for gemm in (first, second)]
