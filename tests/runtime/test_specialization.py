@@ -278,6 +278,28 @@ def test_a_full_hd_image(session):
     assert compiled.run({"x": image(1, 3, 1080, 1920)})[0].shape == (1, 8, 1404, 2496)
 
 
+def test_sizes_beyond_the_device_are_left_out(session, monkeypatch):
+    """A variant that no kernel can address is compiled for the sizes of each run."""
+    backend = type(session._backend)
+    compile_ = backend.compile
+    refused = []
+
+    def limited(self, graph, *given, **options):
+        if "batch" in graph.variables:
+            refused.append(graph)
+            raise ost.UnsupportedOpError("a tensor is too large")
+        return compile_(self, graph, *given, **options)
+
+    monkeypatch.setattr(backend, "compile", limited)
+    graph = ost.load_onnx(resizing())
+    compiled = session.compile(graph)
+    for size in (1, 2, 1):
+        x = image(size, 3, 4, 4)
+        close(compiled.run({"x": x})[0], expected(graph, x))
+    assert [sizes.sizes.count("batch") for sizes in compiled.specializations] == [1, 1]
+    assert len(refused) == 1
+
+
 def test_sizes_that_make_no_sense(session):
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="in_fours")]
     model = proto(nodes, [info("x", ["n"])], [info("y", None)], shape=np.array([4, -1]))

@@ -20,8 +20,15 @@ from ostinato.llm.memory import (
 from ostinato.llm.model import LLM
 from ostinato.llm.sampling import Sampling, sampling_with
 from ostinato.llm.speculation import DRAFTS, NGrams
+from ostinato.llm.static_embeddings import (
+    StaticFiles,
+    open_static,
+    static_checkpoint,
+    static_files,
+)
 from ostinato.llm.step import StepGraph, StepLimits
 from ostinato.llm.tokenizers import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from ostinato.llm.tokenizers.tokenizer_json import tokenizer_from_file
 from ostinato.records import replace
 from ostinato.runtime.session import Session
 
@@ -67,7 +74,8 @@ def load(
 
     Args:
         model: a folder with ``config.json``, a ``.gguf`` file, or a name on the hub:
-            ``owner/name``, then ``:file`` or ``:quantisation``, then ``@revision``.
+            ``owner/name``, then ``:file`` or ``:quantisation``, then ``@revision``. Folders of
+            static embeddings, which only embed, need no ``config.json``.
         device: its device.
         threads: on the CPU, how many threads run it; by default one for each processor.
         weights: ``"keep"`` computes weights in the formats of their files; the others make them
@@ -95,6 +103,8 @@ def load(
         raise InputError(f"draft is an LLM or NGrams, got {type(draft).__name__}")
     budget = None if expert_budget is None else byte_count("expert_budget", expert_budget)
     path = _path_of(model, offline, progress)
+    if (files := static_files(Path(path))) is not None:
+        return _load_static(files, kv_dtype)
     checkpoint = open_checkpoint(path, weights=weights)
     context = _checked_context(context, checkpoint)
     tokenizer = _tokenizer_of(checkpoint)
@@ -128,6 +138,23 @@ def load(
     )
 
 
+def _load_static(files: StaticFiles, kv_dtype: str) -> LLM:
+    """Static embeddings, which nothing is compiled for."""
+    embedder = open_static(files)
+    checkpoint = static_checkpoint(files, embedder)
+    known = Limits(checkpoint.config.context, 0, 0, 0, files.table.stat().st_size)
+    return LLM(
+        checkpoint,
+        embedder.tokenizer,
+        None,
+        Sampling(),
+        known,
+        None,
+        lambda: embedder,
+        kv_dtype=kv_dtype,
+    )
+
+
 def open_tokenizer(
     model: str | os.PathLike[str],
     *,
@@ -140,7 +167,10 @@ def open_tokenizer(
         InputError: there is no such model.
         ModelFormatError: its files are damaged, or of a model that is not known.
     """
-    checkpoint = open_checkpoint(_path_of(model, offline, progress))
+    path = _path_of(model, offline, progress)
+    if (files := static_files(Path(path))) is not None:
+        return tokenizer_from_file(files.tokenizer), None
+    checkpoint = open_checkpoint(path)
     tokenizer = _tokenizer_of(checkpoint)
     return tokenizer, _template_of(checkpoint, tokenizer)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ostinato.llm.engine.scheduler import Proposer
     from ostinato.llm.generation import Generation, Stream
     from ostinato.llm.memory import Limits
+    from ostinato.llm.static_embeddings import StaticEmbedder
     from ostinato.llm.step import StepGraph
     from ostinato.llm.templates import ChatTemplate, Message, Tool
     from ostinato.llm.tokenizers import Tokenizer
@@ -73,7 +74,7 @@ class LLM:
         defaults: Sampling,
         limits: Limits,
         step: StepGraph | None,
-        embedder: Callable[[], Embedder],
+        embedder: Callable[[], Embedder | StaticEmbedder],
         *,
         kv_dtype: str,
         draft: LLM | NGrams | None = None,
@@ -89,7 +90,7 @@ class LLM:
         self._recurrent = step is not None and step.slot_bytes > 0
         self._cache = KVCache(step, recurrent=self._recurrent) if step is not None else None
         self._new_embedder = embedder
-        self._embedder: Embedder | None = None
+        self._embedder: Embedder | StaticEmbedder | None = None
         self._embedding = Lock()
         self._grammars = GrammarCompiler(tokenizer, checkpoint.config.vocabulary)
         self._end_tokens = frozenset(checkpoint.end_tokens) | tokenizer.end_tokens
@@ -300,7 +301,7 @@ class LLM:
         with self._embedding:
             return self._vectors().rerank(query, documents)
 
-    def _vectors(self) -> Embedder:
+    def _vectors(self) -> Embedder | StaticEmbedder:
         if self._closed:
             raise SessionStateError("the model is closed")
         if self._embedder is None:

@@ -34,6 +34,7 @@ __all__ = [
     "WeightFormat",
     "converted",
     "expert_tensor",
+    "last_rows",
     "located",
 ]
 
@@ -346,6 +347,14 @@ def _narrowed(weight: Weight, kept: WeightFormat) -> Weight:
     if weight.source.dtype == BFLOAT16:
         return weight
     return replace(weight, source=_Converted(weight.source, BFLOAT16))
+
+
+def last_rows(weight: Weight, count: int) -> Weight:
+    """The last rows of a matrix of elements."""
+    rows, columns = weight.shape
+    place = Stored(names=(weight.name,), rows=slice(rows - count, rows), total=rows)
+    source = _Part(weight.source, place, (count, columns))
+    return replace(weight, source=source, shape=(count, columns))
 
 
 def expert_tensor(weight: Weight) -> ExpertTensor:

@@ -171,16 +171,20 @@ class _Lowering:
     def _fuse(self) -> list[Region]:
         """Regions; notes the nodes that other regions' kernels compute."""
         build, results, fusion = self.build, self.graph.results(), self.options.fusion
-        by_library = self.table.by_library
+        by_library, on_host = self.table.by_library, self.table.on_host
         if by_library is None:
-            regions, refused = form_regions(build.nodes, fusion)
+            regions, refused = form_regions(build.nodes, fusion, on_host=on_host)
         else:
             apart = replace(fusion, products=False)
-            regions, refused = form_regions(build.nodes, apart, lambda node: not by_library(node))
+            regions, refused = form_regions(
+                build.nodes, apart, lambda node: not by_library(node), on_host
+            )
         self.refused += refused
         build.fixed = {node for region in regions if region.fixed for node in region.members}
         if fusion.elementwise:
-            build.inlined = inline_regions(regions, build.nodes, results, fusion.max_members)
+            build.inlined = inline_regions(
+                regions, build.nodes, results, fusion.max_members, on_host
+            )
         self._check_supported(regions)
         return regions
 

@@ -419,15 +419,16 @@ class Signature:
         return array
 
     def overlap(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> str:
-        """Names an output that shares memory with another array; empty when none does.
+        """Names a written array that shares memory with another one; empty when none does.
 
         All arrays are contiguous, so that comparing where they begin and end settles it.
         """
         names = [f"input {n!r}" for n in self.inputs] + [f"output {n!r}" for n in self.outputs]
         arrays = [*inputs, *outputs]
-        for i in range(len(inputs), len(arrays)):
+        written = [n in self.written for n in self.inputs] + [True] * len(outputs)
+        for i in range(len(arrays)):
             for j in range(i):
-                if may_share_memory(arrays[i], arrays[j]):
+                if (written[i] or written[j]) and may_share_memory(arrays[i], arrays[j]):
                     return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.base import Executable
 from ostinato.backends.common.mutex import Mutex
-from ostinato.errors import GraphError, PlanError
+from ostinato.errors import GraphError, PlanError, UnsupportedOpError
 from ostinato.plan.order import ORDER, Accesses, Submission
 from ostinato.plan.report import CompiledSizes, CompileReport
 from ostinato.records import dataclass, field
@@ -83,6 +83,7 @@ class SpecializedExecutable(Executable):
         self._capacity = capacity
         self._guard = Mutex()
         self._members: dict[VariantKey, _Member] = {}
+        self._too_large: set[VariantKey] = set()
         self._clock = itertools.count(1)
         self._latest: _Member | None = None
         self._base: _Member | None = None
@@ -118,11 +119,22 @@ class SpecializedExecutable(Executable):
     def _of(self, variables: Any) -> tuple[_Member, Sequence[int]]:
         """The member for a run, and its own values of Variables."""
         if isinstance(variables, VariantValues):
-            return self._member(variables.key), variables.values
+            return self._of_sizes(variables)
         base = self._base
         assert base is not None
         base.used = next(self._clock)
         return base, variables
+
+    def _of_sizes(self, chosen: VariantValues) -> tuple[_Member, Sequence[int]]:
+        """The member for a variant; or for its sizes alone, if the device takes no larger ones."""
+        if chosen.key not in self._too_large:
+            try:
+                return self._member(chosen.key), chosen.values
+            except UnsupportedOpError:
+                if self._variants.exact(chosen) == chosen.key:
+                    raise
+                self._too_large.add(chosen.key)
+        return self._member(self._variants.exact(chosen)), ()
 
     def _member(self, key: VariantKey) -> _Member:
         """The member for a variant, compiled if there is none."""

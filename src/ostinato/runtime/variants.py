@@ -269,6 +269,14 @@ class Variants:
             return found
         raise found.with_traceback(None)
 
+    def exact(self, chosen: VariantValues) -> VariantKey:
+        """The key of the variant for the sizes of one run alone."""
+        key, values = chosen
+        names = self.variant(key).signature.variables
+        known = {v: n for v, n in zip(names.values(), values, strict=True) if v.bound is None}
+        shapes = tuple(tuple(substitute(dim, known) for dim in shape) for shape in key.shapes)
+        return VariantKey(shapes, key.contents)
+
     def keep_base(self, graph: BaseGraph) -> Variant:
         """The variant of the graph as it is."""
         assert self.base is not None

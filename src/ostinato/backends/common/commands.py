@@ -428,7 +428,7 @@ class BoundCall(ProgramCall):
     def recorded(self) -> RecordedWork:
         program = self._program
         uses = [
-            Use(block, external.written, not external.size, number)
+            Use(block, external.written, not (external.size or external.inout), number)
             for number, (block, external) in enumerate(
                 zip(self._blocks, program.externals, strict=True)
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.expert_layers import ExpertLayers
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.plan.buffer import bytes_of
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.context import Context
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
+    from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.backends.common.program_memory import BlockKind
@@ -60,7 +63,17 @@ class DeviceMemory(Protocol):
 
 
 class DeviceProgram(Protocol):
-    """A device's program; see :class:`~ostinato.backends.common.program_runner.RunnableProgram`."""
+    """A device's program; see :class:`~ostinato.backends.common.program_runner.RunnableProgram`.
+
+    Attributes:
+        on_run: called after each run, with the values of its Variables.
+    """
+
+    on_run: Callable[[Sequence[int]], None] | None
+
+    @property
+    def sizes(self) -> LiveSizes:
+        """The Variables, and the sizes of inputs and outputs."""
 
     @property
     def accesses(self) -> Accesses:
@@ -157,6 +170,10 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
     def _memory_of(self, storage: Storage) -> M:
         """The block that a storage is."""
 
+    def _open_experts(self) -> ExpertLayers:
+        """The layers of experts, of which none is resident."""
+        return ExpertLayers(self._image.routings, self.program)
+
     def _memory_moves(self) -> None:
         """Called when some of the memory is exchanged or given back."""
         return
@@ -173,6 +190,7 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         self.unset = memory.weights.unset
         self._results: memoryview | None = None
         self.program = self._new_program()
+        self._experts = self._open_experts()
 
     def clone(self, context: Context | None = None) -> Self:
         twin = copy.copy(self)
@@ -182,6 +200,7 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         with self.memory.guard:
             twin._start(self.memory.clone())
         twin._block(Slot.STATES).copy_from(self._block(Slot.STATES))
+        twin._experts.begin(self._experts)
         twin.last = ()
         return twin
 
@@ -195,6 +214,7 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         ORDER.memory_changes(self.program)
         if Slot.ARENA in self._lent:
             ORDER.memory_changes(self._lent[Slot.ARENA])
+        self._experts.clear()
 
     def close(self) -> None:
         with self.memory.guard:
@@ -300,14 +320,14 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
     def run(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> None:
-        check_apart(inputs, outputs)
+        self.check_apart(inputs, outputs)
         self.program.run([*inputs, *outputs], variables)
 
     def run_many(
         self, runs: Sequence[tuple[Sequence[Array], Sequence[Array], Sequence[int]]]
     ) -> None:
         for inputs, outputs, _ in runs:
-            check_apart(inputs, outputs)
+            self.check_apart(inputs, outputs)
         self.program.run_many(
             [([*inputs, *outputs], variables) for inputs, outputs, variables in runs]
         )
@@ -319,14 +339,33 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         arrays = [*inputs, *outputs]
         if not all(array.flags.c_contiguous for array in arrays):
             raise ValueError("an array is not C-contiguous")
-        check_apart(inputs, outputs)
-        touched = arrays_touched(inputs, outputs) if arrays else NOTHING
+        read, written = self._by_use(inputs, outputs)
+        _check_apart(read, written)
+        touched = arrays_touched(read, written) if arrays else NOTHING
         with Submission(self.program.accesses, touched):
             if not self.direct:
                 return False
             self.program.run(arrays, variables)
             self.last = tuple(outputs)
         return True
+
+    def check_apart(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Check that no array that a run writes overlaps another one.
+
+        Raises:
+            ValueError: one does.
+        """
+        _check_apart(*self._by_use(inputs, outputs))
+
+    def _by_use(
+        self, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> tuple[Sequence[Array], Sequence[Array]]:
+        """The arrays that a run only reads, and those that it writes: inputs may be among them."""
+        inouts = sum(external.inout for external in self._image.externals)
+        if not inouts:
+            return inputs, outputs
+        first = len(inputs) - inouts
+        return inputs[:first], [*inputs[first:], *outputs]
 
     @property
     def live_sizes(self) -> dict[str, int]:
@@ -337,8 +376,37 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
             found[name] = int(number[0])
         return found
 
+    # -- experts -----------------------------------------------------------------------------------
+
+    @property
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        return self._experts.descriptions()
+
+    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
+        self.memory.check_open()
+        return self._experts.place(masks)
+
+    def resident_experts(self) -> Sequence[Array | None]:
+        return self._experts.resident()
+
+    def expert_transfers(self) -> ExpertTransfers:
+        self.memory.check_open()
+        return self._experts.transfers()
+
+    def take_expert_ids(self) -> list[Array] | None:
+        self.memory.check_open()
+        return self._experts.take_ids(self._block(Slot.ARENA), lambda: self.live_sizes)
+
+    # -- rows in use: all are computed, but calls of experts are counted of these alone ------------
+
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
-        """All rows are computed."""
+        self._experts.extents.set(extent)
+
+    def push_limit(self, extent: tuple[int, int] | None) -> None:
+        self._experts.extents.push(extent)
+
+    def pop_limit(self) -> None:
+        self._experts.extents.pop()
 
     # -- the plan ----------------------------------------------------------------------------------
 
@@ -360,13 +428,13 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         )
 
 
-def check_apart(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """Check that no output overlaps another array.
+def _check_apart(read: Sequence[Array], written: Sequence[Array]) -> None:
+    """Check that no array that is written overlaps another one.
 
     Raises:
         ValueError: one does.
     """
-    for position, output in enumerate(outputs):
-        for other in (*inputs, *outputs[:position]):
-            if may_share_memory(output, other):
-                raise ValueError(f"output {position} overlaps another array in memory")
+    for position, array in enumerate(written):
+        for other in (*read, *written[:position]):
+            if may_share_memory(array, other):
+                raise ValueError(f"written array {position} overlaps another one in memory")

@@ -57,7 +57,8 @@ def build_image(
 
     def external(buffer: LoweredBuffer) -> External:
         symbol = size_symbol(external_bytes(buffer))
-        return External(buffer.nbytes, buffer.role in (Role.OUTPUT, Role.STATE), symbol)
+        written = buffer.role in (Role.OUTPUT, Role.STATE)
+        return External(buffer.nbytes, written, symbol, buffer.is_inout)
 
     return kind(
         objects=tuple(objects),

@@ -84,11 +84,19 @@ class StateLocation(NamedTuple):
 
 
 class External(NamedTuple):
-    """An input or an output: how large it may be, and the symbol of what gives its live size."""
+    """An input or an output.
+
+    Attributes:
+        nbytes: how large it may be.
+        written: whether runs write it.
+        size: the symbol of what gives its live size; empty: it is constant.
+        inout: whether runs read it, too, and leave some of it as it was.
+    """
 
     nbytes: int
     written: bool
     size: str
+    inout: bool = False
 
 
 class RoutingLocation(NamedTuple):

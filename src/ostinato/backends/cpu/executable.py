@@ -138,7 +138,7 @@ class CpuExecutable(Executable):
         self._tier = self._experts.tier
 
     def _externals(self) -> Iterator[_core.Slot]:
-        for nbytes, written, size in self._image.externals:
+        for nbytes, written, size, _ in self._image.externals:
             if size:
                 assert self._code is not None
                 yield nbytes, written, self._code.address(size)

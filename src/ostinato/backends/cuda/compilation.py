@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.called_experts import routings
 from ostinato.backends.common.image_builder import build_image, external_bytes
 from ostinato.backends.common.lowered_graph import lower_graph
-from ostinato.backends.common.program_image import ObjectCode, RoutingLocation, Slot
+from ostinato.backends.common.program_image import ObjectCode, Slot
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.cuda.code import CudaCode, KernelCode
@@ -15,16 +16,17 @@ from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
 from ostinato.backends.cuda.memory import LARGE
 from ostinato.backends.cuda.rules.library import LIBRARY, LibraryProduct, suits
-from ostinato.backends.cuda.rules.table import CudaGraph, lower_for_cuda
+from ostinato.backends.cuda.rules.table import lower_for_cuda
 from ostinato.backends.cuda.signal import Signal
 from ostinato.cache.objects import process_cache
 from ostinato.lower.control import Control, control_targets
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.common.called_experts import ExpertProgram
     from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.cuda.toolchain import Toolchain
@@ -47,7 +49,7 @@ class Compilation:
         code: of the kernels.
     """
 
-    lowered: LoweredGraph[CudaGraph]
+    lowered: LoweredGraph[ExpertProgram]
     code: CudaCode
 
     @property
@@ -69,7 +71,7 @@ class Compilation:
             self._step,
             objects=(ObjectCode(key, tuple(symbols)) for key, (_, symbols) in objects),
             size_symbol=_size_text,
-            routings=self._routings(),
+            routings=routings(self.lowered.program.called, self.lowered.layout),
         )
         arena = image.intermediate_bytes
         sizes = list(image.sizes)
@@ -85,15 +87,6 @@ class Compilation:
         members = self.lowered.layout.members(Slot.ARENA)
         sizes = ((offset, external_bytes(buffer)) for buffer, offset in members)
         return tuple((at, size if isinstance(size, int) else str(size)) for at, size in sizes)
-
-    def _routings(self) -> Iterator[RoutingLocation]:
-        for layer in self.lowered.program.called:
-            ids, (_, offset) = layer.ids, self.lowered.layout.locations[layer.ids]
-            per_token = tuple(map(int, ids.type.shape[1:]))  # type: ignore[arg-type]  # not symbolic
-            rows = _size_text(ids.type.size)
-            yield RoutingLocation(
-                layer.label, per_token, layer.experts, 0, offset, ids.nbytes, rows, layer.padded
-            )
 
     @cached_property
     def _targets(self) -> dict[Call, int]:
@@ -120,7 +113,7 @@ class Compilation:
         return step
 
 
-def _resident(program: CudaGraph) -> list[LoweredBuffer]:
+def _resident(program: ExpertProgram) -> list[LoweredBuffer]:
     """The buffers of resident experts."""
     return [*dict.fromkeys(b for layer in program.resident for b in layer.buffers)]
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.backends.common.commands import Resident
-from ostinato.backends.common.device_executable import DeviceExecutable, check_apart
+from ostinato.backends.common.device_executable import DeviceExecutable
+from ostinato.backends.common.expert_layers import ExpertLayers
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cuda._graph_calls import GraphCall, GraphRun
 from ostinato.backends.cuda.bound_calls import CudaCall
-from ostinato.backends.cuda.expert_layers import ExpertLayers
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import Blocks, DeviceBlock, ForeignBlock, HostBlock, device_block
 from ostinato.backends.cuda.program import CudaProgram
@@ -25,8 +25,6 @@ from ostinato.plan.order import NOTHING, Accesses, Submission
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ostinato.backends.common.context import Context
-    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.program_memory import ProgramMemory
     from ostinato.backends.cuda.compilation import Compilation
     from ostinato.backends.cuda.context import CudaContext
@@ -95,7 +93,6 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
     def _start(self, memory: ProgramMemory[DeviceBlock, Step]) -> None:
         super()._start(memory)
         self._direct_run: GraphRun | None = None
-        self._experts = self._open_experts()
 
     def _new_program(self) -> CudaProgram:
         image = self._image
@@ -113,10 +110,8 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         )
 
     def _open_experts(self) -> ExpertLayers:
-        """The layers of experts, of which none is resident."""
-        routings = self._image.routings
         if not self._tensors:
-            return ExpertLayers(routings, self.program)
+            return super()._open_experts()
         from ostinato.backends.cuda.expert_tier import ExpertTier, HostExperts
 
         lowered = self.compilation.lowered
@@ -126,7 +121,7 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         memory, places = self._block(Slot.RESIDENT), lowered.layout.locations
         tier = ExpertTier(layers, places, memory, self._host_experts)
         resident = [layer.resident for layer in lowered.program.called]
-        return ExpertLayers(routings, self.program, resident, tier)
+        return ExpertLayers(self._image.routings, self.program, resident, tier)
 
     def _new_block(self, nbytes: int, purpose: str) -> DeviceBlock:
         return DeviceBlock(self._context.gpu, nbytes, purpose)
@@ -143,15 +138,6 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
 
     def _memory_moves(self) -> None:
         self.program.begin_epoch()
-
-    def clone(self, context: Context | None = None) -> Self:
-        twin = super().clone(context)
-        twin._experts.begin(self._experts)
-        return twin
-
-    def discard(self) -> None:
-        super().discard()
-        self._experts.clear()
 
     def write_params(self, params: Mapping[str, Array]) -> None:
         if stored := [name for name in params if name in self._tensors]:
@@ -212,45 +198,13 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        check_apart(inputs, outputs)
+        self.check_apart(inputs, outputs)
         arrays = [*inputs, *outputs]
         memory, commands = self.memory, self._context.commands
         call = CudaCall(self.program, self._resident, arrays, variables, memory.check_open)
         if self.program.on_run is not None:
             return call
         return GraphCall(call.run_slowly, commands)
-
-    # -- experts -----------------------------------------------------------------------------------
-
-    @property
-    def expert_layers(self) -> tuple[ExpertLayer, ...]:
-        return self._experts.descriptions()
-
-    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
-        self.memory.check_open()
-        return self._experts.place(masks)
-
-    def resident_experts(self) -> Sequence[Array | None]:
-        return self._experts.resident()
-
-    def expert_transfers(self) -> ExpertTransfers:
-        self.memory.check_open()
-        return self._experts.transfers()
-
-    def take_expert_ids(self) -> list[Array] | None:
-        self.memory.check_open()
-        return self._experts.take_ids(self._block(Slot.ARENA), lambda: self.live_sizes)
-
-    # -- rows in use: all are computed, but calls of experts are counted of these alone ------------
-
-    def limit_rows(self, extent: tuple[int, int] | None) -> None:
-        self._experts.extents.set(extent)
-
-    def push_limit(self, extent: tuple[int, int] | None) -> None:
-        self._experts.extents.push(extent)
-
-    def pop_limit(self) -> None:
-        self._experts.extents.pop()
 
 
 def _address(array: Any) -> int:

@@ -18,9 +18,9 @@ from ostinato.plan.buffer import bytes_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ostinato.backends.common.resident_experts import ResidentLayer, ResidentMatrix
     from ostinato.backends.cuda.gpu import Gpu
     from ostinato.backends.cuda.memory import DeviceBlock
-    from ostinato.backends.cuda.rules.resident_experts import ResidentLayer, ResidentMatrix
     from ostinato.ir.stored import ExpertTensor
     from ostinato.lower.program import LoweredBuffer
 

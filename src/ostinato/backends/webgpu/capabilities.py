@@ -25,6 +25,9 @@ CAPABILITIES = Capabilities(
     excluded=frozenset((op, FLOAT64) for op in ("attention", "recurrent_scan")),
     padded_conv=False,
     single_ops=True,
+    inouts=True,
+    row_limits=True,
+    expert_residency=True,
 )
 
 

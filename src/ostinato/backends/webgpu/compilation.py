@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.called_experts import routings
 from ostinato.backends.common.image_builder import build_image
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import Slot
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.common.called_experts import ExpertProgram
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.loopir.kernel import Kernel
-    from ostinato.lower.program import Call, Program
+    from ostinato.lower.program import Call
     from ostinato.plan.report import CompileReport
     from ostinato.variables import Dim
 
@@ -50,11 +52,13 @@ class Compilation:
     Attributes:
         lowered: kernels, buffers and their memory.
         code: of the kernels.
+        target: the device that they are rendered for.
         shaders: by the cache's key, the source of each shader of the image.
     """
 
-    lowered: LoweredGraph[Program]
+    lowered: LoweredGraph[ExpertProgram]
     code: WebGpuCode
+    target: WebGpuTarget
     shaders: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -69,7 +73,13 @@ class Compilation:
         Its arena has intermediate values only; results that are not returned have memory of the
         host, where their offsets begin at 0.
         """
-        image = build_image(Image, self.lowered, self._step, size_symbol=_size_text)
+        image = build_image(
+            Image,
+            self.lowered,
+            self._step,
+            size_symbol=_size_text,
+            routings=routings(self.lowered.program.called, self.lowered.layout),
+        )
         arena = image.intermediate_bytes
         sizes = list(image.sizes)
         sizes[Slot.ARENA] = arena
@@ -131,14 +141,15 @@ def compile_graph(
 
     Args:
         graph, options, progress: see :meth:`ostinato.backends.base.Backend.compile`.
-        target: the device that kernels are rendered for; without optimisation, they leave its
-            subgroups unused.
+        target: the device that kernels are rendered for; without optimisation, they use neither
+            its subgroups nor its floats of 16 bits.
         device: for the report.
         built: the user's graph, if that is another object than ``graph``.
     """
     if not options.optimize:
-        target = replace(target, subgroups=False)
-    lower = partial(lower_for_webgpu, settings=lowering_options(options))
+        target = replace(target, subgroups=False, halves=False)
+    settings = replace(lowering_options(options), keep_ids=True)
+    lower = partial(lower_for_webgpu, settings=settings)
     lowered = lower_graph(graph, options, device, CAPABILITIES, lower, built=built)
     report, program = lowered.report, lowered.program
     before = replace(process_cache().counters)
@@ -146,7 +157,8 @@ def compile_graph(
         calls = (*program.prepare, *program.calls)
         buffers = {call.kernel: _bindings(lowered, call, target) for call in calls}
         nodes = {call.kernel: call.nodes for call in calls}
-        compiled = Compilation(lowered, WebGpuCode(buffers, program.variables, target, nodes))
+        code = WebGpuCode(buffers, program.variables, target, nodes)
+        compiled = Compilation(lowered, code, target)
         objects = len(compiled.image.objects)
     if progress is not None:
         for done in range(objects):
@@ -159,7 +171,7 @@ def compile_graph(
     return compiled
 
 
-def _bindings(lowered: LoweredGraph[Program], call: Call, target: WebGpuTarget) -> Bindings:
+def _bindings(lowered: LoweredGraph[ExpertProgram], call: Call, target: WebGpuTarget) -> Bindings:
     """The buffers that the arguments of a call are in."""
     places = [lowered.place(buffer) for buffer in call.buffers]
     sizes = [buffer.nbytes for buffer in call.buffers]

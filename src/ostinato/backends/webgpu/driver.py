@@ -7,36 +7,33 @@ the native library, found where they occur.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from ostinato.errors import DeviceUnavailableError
+from ostinato.backends.webgpu.commands import Commands, Launch
+from ostinato.backends.webgpu.native import (
+    DriverFailure,
+    failures,
+    library,
+    map_callback,
+    native_api,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "Adapter",
-    "Commands",
-    "DriverFailure",
-    "Launch",
-    "WebGpuDevice",
-    "adapters",
-]
+__all__ = ["Adapter", "WebGpuDevice", "adapters"]
 
 #: Kinds of adapters, the fastest first, by the library's names.
 _KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")
 
-#: Interfaces of the system, the preferred one first: a GPU is listed once for each. OpenGL is none
-#: of them: it lacks much of what kernels use.
+#: Interfaces of the system, the preferred one first: a GPU is listed once for each.
 _INTERFACES = ("Metal", "D3D12", "Vulkan")
-_NATIVE_INTERFACES = ("Metal", "DX12", "Vulkan")
 
 #: Features that a device is opened with, where its adapter has them, by the library's names.
-_FEATURES = ("subgroup", "timestamp-query")
+_FEATURES = ("subgroup", "shader-f16", "timestamp-query")
 
 #: Usages of buffers, by the standard's numbers.
 _MAP_READ, _COPY_SRC, _COPY_DST, _UNIFORM, _STORAGE, _QUERY = 1, 4, 8, 64, 128, 512
@@ -49,103 +46,6 @@ _MOST_IN_FLIGHT = 16
 
 #: Bytes that are written before what the driver holds of them is given back.
 _MOST_WRITTEN = 16 << 20
-
-
-class DriverFailure(Exception):
-    """A call of the driver that failed.
-
-    Attributes:
-        out_of_memory: whether the device lacked memory.
-        lost: whether the device is gone.
-    """
-
-    def __init__(self, message: str, *, out_of_memory: bool = False, lost: bool = False) -> None:
-        super().__init__(message)
-        self.out_of_memory = out_of_memory
-        self.lost = lost
-
-
-class Launch(NamedTuple):
-    """A pipeline on its buffers: the library's native handles.
-
-    Attributes:
-        pipeline: the compiled kernel.
-        buffers: the bind group of its storage buffers.
-        uniforms: the bind group of offsets and Variables.
-        offset: the dynamic offset into the former, as the library takes it.
-    """
-
-    pipeline: Any
-    buffers: Any
-    uniforms: Any
-    offset: Any
-
-
-@functools.cache
-def _library() -> Any:
-    """The package ``wgpu``, with its native library loaded.
-
-    Raises:
-        DeviceUnavailableError: it is not installed, or its library cannot be loaded.
-    """
-    try:
-        import wgpu
-        from wgpu.backends.wgpu_native.extras import set_instance_extras
-    except Exception as error:  # whatever the loader raises
-        raise DeviceUnavailableError(
-            f"the package wgpu is missing or broken ({error}): pip install 'ostinato[webgpu]'"
-        ) from error
-    with suppress(RuntimeError):  # the user of this process has made an instance before
-        set_instance_extras(backends=_NATIVE_INTERFACES)
-    return wgpu
-
-
-@functools.cache
-def _native() -> Any:
-    """The module of the package with ``lib``, ``ffi`` and ``error_handler``."""
-    _library()
-    from wgpu.backends.wgpu_native import _api
-
-    return _api
-
-
-@contextmanager
-def _failures(doing: str) -> Iterator[None]:
-    """Raise what the library reports within the ``with``, on this thread.
-
-    Args:
-        doing: what is being done, for messages.
-    """
-    native = _native()
-    native.error_handler.capture(doing)
-    try:
-        try:
-            yield
-        finally:
-            reported = native.error_handler.release(doing)
-    except DriverFailure:
-        raise
-    except (_library().GPUError, RuntimeError) as error:
-        reported = type(error).__name__, str(error)
-    if reported is not None:
-        kind, message = reported
-        raise DriverFailure(
-            f"{doing}: {message.strip()}",
-            out_of_memory="OutOfMemory" in kind,
-            lost="lost" in message.lower(),
-        )
-
-
-@functools.cache
-def _map_callback() -> Any:
-    """The function that the library calls when a buffer is mapped: it notes the outcome."""
-    native = _native()
-
-    @native.ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
-    def mapped(status: int, _message: Any, outcome: Any, _unused: Any) -> None:
-        native.ffi.from_handle(outcome).append(status)
-
-    return mapped
 
 
 class Adapter:
@@ -181,7 +81,7 @@ class Adapter:
             DriverFailure: the adapter refuses.
         """
         wanted = [name for name in _FEATURES if name in self._found.features]
-        with _failures("opening the device"):
+        with failures("opening the device"):
             device = self._found.request_device_sync(label="ostinato", required_features=wanted)
         return WebGpuDevice(device, self)
 
@@ -195,7 +95,7 @@ def adapters(interface: str = "") -> list[Adapter]:
     Raises:
         DeviceUnavailableError: the package is missing or broken.
     """
-    found = [Adapter(a) for a in _library().gpu.enumerate_adapters_sync()]
+    found = [Adapter(a) for a in library().gpu.enumerate_adapters_sync()]
     present = {a.interface for a in found}
     preferred = interface or next((name for name in _INTERFACES if name in present), "")
     listed = [a for a in found if a.interface == preferred]
@@ -224,6 +124,7 @@ class WebGpuDevice:
         self._in_flight: deque[int] = deque()
         self._written = 0
         self._guard = threading.Lock()
+        self._polling = threading.Lock()  # else a mapped buffer may be gone while its callback runs
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
         self._uniform_layout = self._layout(
             [{"type": "uniform", "has_dynamic_offset": True}, {"type": "uniform"}]
@@ -253,11 +154,11 @@ class WebGpuDevice:
 
     def time_queries(self, count: int) -> Any:
         """A set of as many times."""
-        with _failures("making a query set"):
+        with failures("making a query set"):
             return self._device.create_query_set(type="timestamp", count=count)
 
     def _buffer(self, nbytes: int, usage: int) -> Any:
-        with _failures(f"making a buffer of {nbytes:,} bytes"):
+        with failures(f"making a buffer of {nbytes:,} bytes"):
             return self._device.create_buffer(size=nbytes, usage=usage)
 
     def pipeline(self, label: str, source: str, entry: str, writable: tuple[bool, ...]) -> Any:
@@ -272,7 +173,7 @@ class WebGpuDevice:
         Raises:
             DriverFailure: the driver refuses it.
         """
-        with _failures(label):
+        with failures(label):
             module = self._device.create_shader_module(label=label, code=source)
             return self._device.create_compute_pipeline(
                 label=label,
@@ -300,7 +201,7 @@ class WebGpuDevice:
             {"binding": number, "resource": {"buffer": buffer, "offset": 0, "size": nbytes}}
             for number, (buffer, nbytes) in enumerate(bound)
         ]
-        with _failures("making a bind group"):
+        with failures("making a bind group"):
             return self._device.create_bind_group(layout=layout, entries=entries)
 
     def _layouts_of(self, writable: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -310,7 +211,7 @@ class WebGpuDevice:
             if found is None:
                 kinds = ["storage" if written else "read-only-storage" for written in writable]
                 layout = self._layout([{"type": kind} for kind in kinds])
-                with _failures("making a pipeline layout"):
+                with failures("making a pipeline layout"):
                     whole = self._device.create_pipeline_layout(
                         bind_group_layouts=[layout, self._uniform_layout]
                     )
@@ -322,7 +223,7 @@ class WebGpuDevice:
             {"binding": number, "visibility": _COMPUTE, "buffer": buffer}
             for number, buffer in enumerate(buffers)
         ]
-        with _failures("making a bind group layout"):
+        with failures("making a bind group layout"):
             return self._device.create_bind_group_layout(entries=entries)
 
     def launch(self, pipeline: Any, buffers: Any, uniforms: Any, offset: int) -> Launch:
@@ -332,13 +233,13 @@ class WebGpuDevice:
             pipeline, buffers, uniforms: see :class:`Launch`.
             offset: of the launch's part of the buffer of offsets.
         """
-        dynamic = _native().ffi.new("uint32_t[1]", [offset])
+        dynamic = native_api().ffi.new("uint32_t[1]", [offset])
         return Launch(pipeline._internal, buffers._internal, uniforms._internal, dynamic)
 
     @property
     def tick_seconds(self) -> float:
         """The unit of times."""
-        return 1e-9 * float(_native().lib.wgpuQueueGetTimestampPeriod(self._queue))
+        return 1e-9 * float(native_api().lib.wgpuQueueGetTimestampPeriod(self._queue))
 
     # -- what every run does -----------------------------------------------------------------------
 
@@ -347,10 +248,10 @@ class WebGpuDevice:
 
         Offset and size are multiples of 4.
         """
-        native = _native()
+        native = native_api()
         while nbytes:
             held = min(nbytes, _MOST_WRITTEN)
-            with _failures("writing a buffer"):
+            with failures("writing a buffer"):
                 data = native.ffi.cast("uint8_t *", address)
                 native.lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, offset, data, held)
             self._written += held  # a hint: threads may count past each other
@@ -367,18 +268,18 @@ class WebGpuDevice:
         Raises:
             DriverFailure: the driver refuses a command; nothing has been submitted.
         """
-        native = _native()
+        native = native_api()
         lib = native.lib
-        with _failures("encoding commands"):
+        with failures("encoding commands"):
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._handle, native.ffi.NULL)
         commands = Commands(native, encoder)
         buffer = None
         try:
-            with _failures("encoding commands"):
+            with failures("encoding commands"):
                 yield commands
-            with _failures("encoding commands"):
+            with failures("encoding commands"):
                 buffer = lib.wgpuCommandEncoderFinish(encoder, native.ffi.NULL)
-            with _failures("submitting commands"):
+            with failures("submitting commands"):
                 handles = native.ffi.new("WGPUCommandBuffer[1]", [buffer])
                 commands.index = lib.wgpuQueueSubmitForIndex(self._queue, 1, handles)
                 self._written = 0
@@ -394,9 +295,9 @@ class WebGpuDevice:
         Raises:
             DriverFailure: the driver refuses it.
         """
-        native = _native()
+        native = native_api()
         lib = native.lib
-        with _failures("encoding commands"):
+        with failures("encoding commands"):
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._handle, native.ffi.NULL)
             Commands(native, encoder).launch([launch], [count])
             lib.wgpuCommandBufferRelease(lib.wgpuCommandEncoderFinish(encoder, native.ffi.NULL))
@@ -404,8 +305,8 @@ class WebGpuDevice:
 
     def wait(self, index: int) -> None:
         """Wait until a submission is done."""
-        native = _native()
-        with _failures("waiting"):
+        native = native_api()
+        with self._polling, failures("waiting"):
             native.lib.wgpuDevicePoll(
                 self._handle, True, native.ffi.new("WGPUSubmissionIndex *", index)
             )
@@ -419,14 +320,14 @@ class WebGpuDevice:
             nbytes: a multiple of 4.
             index: the submission that writes it last, which is waited for.
         """
-        native = _native()
+        native = native_api()
         lib, ffi = native.lib, native.ffi
         outcome: list[int] = []
         keep = ffi.new_handle(outcome)
         info = ffi.new("WGPUBufferMapCallbackInfo *")
-        info.mode, info.callback = lib.WGPUCallbackMode_AllowSpontaneous, _map_callback()
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowSpontaneous, map_callback()
         info.userdata1 = keep
-        with _failures("mapping a buffer"):
+        with failures("mapping a buffer"):
             lib.wgpuBufferMapAsync(staging._internal, lib.WGPUMapMode_Read, 0, nbytes, info[0])
         self.wait(index)
         while not outcome:  # another thread has polled, and is about to call back
@@ -434,7 +335,7 @@ class WebGpuDevice:
         if outcome[0] != lib.WGPUMapAsyncStatus_Success:
             raise DriverFailure("mapping a buffer failed: the device is lost", lost=True)
         try:
-            with _failures("mapping a buffer"):
+            with failures("mapping a buffer"):
                 found = lib.wgpuBufferGetConstMappedRange(staging._internal, 0, nbytes)
             yield int(ffi.cast("uintptr_t", found))
         finally:
@@ -447,74 +348,3 @@ class WebGpuDevice:
             oldest = self._in_flight.popleft() if len(self._in_flight) > _MOST_IN_FLIGHT else None
         if oldest is not None:
             self.wait(oldest)
-
-
-class Commands:
-    """Commands that are being encoded; see :meth:`WebGpuDevice.commands`.
-
-    Args:
-        native: the module with the native library.
-        encoder: its handle.
-
-    Attributes:
-        index: the number of the submission, once it was made.
-    """
-
-    __slots__ = ("_encoder", "_ffi", "_lib", "index")
-
-    def __init__(self, native: Any, encoder: Any) -> None:
-        self._lib, self._ffi = native.lib, native.ffi
-        self._encoder = encoder
-        self.index = 0
-
-    def launch(
-        self,
-        launches: Sequence[Launch],
-        counts: Sequence[tuple[int, int]],
-        times: tuple[Any, int] | None = None,
-    ) -> None:
-        """Launch kernels one after the other, each on so many workgroups in two dimensions.
-
-        Args:
-            launches, counts: of each kernel; without workgroups, it is left out.
-            times: a set of queries, and the first of two that take the times before and after.
-        """
-        lib, null = self._lib, self._ffi.NULL
-        described = null
-        if times is not None:
-            writes = self._ffi.new("WGPUPassTimestampWrites *")
-            writes.querySet, writes.beginningOfPassWriteIndex = times[0]._internal, times[1]
-            writes.endOfPassWriteIndex = times[1] + 1
-            described = self._ffi.new("WGPUComputePassDescriptor *", {"timestampWrites": writes})
-        pass_ = lib.wgpuCommandEncoderBeginComputePass(self._encoder, described)
-        set_group, dispatch = (
-            lib.wgpuComputePassEncoderSetBindGroup,
-            lib.wgpuComputePassEncoderDispatchWorkgroups,
-        )
-        last = None
-        for (pipeline, buffers, uniforms, offset), (x, y) in zip(launches, counts, strict=True):
-            if x and y:
-                if pipeline is not last:
-                    lib.wgpuComputePassEncoderSetPipeline(pass_, pipeline)
-                    last = pipeline
-                set_group(pass_, 0, buffers, 0, null)
-                set_group(pass_, 1, uniforms, 1, offset)
-                dispatch(pass_, x, y, 1)
-        lib.wgpuComputePassEncoderEnd(pass_)
-        lib.wgpuComputePassEncoderRelease(pass_)
-
-    def copy(self, target: Any, to: int, source: Any, start: int, nbytes: int) -> None:
-        """Copy bytes between two buffers; offsets and size are multiples of 4."""
-        self._lib.wgpuCommandEncoderCopyBufferToBuffer(
-            self._encoder, source._internal, start, target._internal, to, nbytes
-        )
-
-    def clear(self, buffer: Any, offset: int, nbytes: int) -> None:
-        """Zero bytes of a buffer; offset and size are multiples of 4."""
-        self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer._internal, offset, nbytes)
-
-    def resolve(self, queries: Any, count: int, target: Any) -> None:
-        """Write times as 64-bit numbers, in ticks; see :attr:`WebGpuDevice.tick_seconds`."""
-        self._lib.wgpuCommandEncoderResolveQuerySet(
-            self._encoder, queries._internal, 0, count, target._internal, 0
-        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.common.commands import BoundCall, Resident
-from ostinato.backends.common.device_executable import DeviceExecutable, check_apart
+from ostinato.backends.common.device_executable import DeviceExecutable
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.webgpu.memory import Blocks, DeviceBlock, device_block
 from ostinato.backends.webgpu.program import WebGpuProgram
@@ -18,10 +18,12 @@ from ostinato.plan.device_array import DeviceArray
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.common.program_memory import ProgramMemory
     from ostinato.backends.webgpu.code import LoadedCode
     from ostinato.backends.webgpu.compilation import Compilation
     from ostinato.backends.webgpu.context import WebGpuContext
     from ostinato.backends.webgpu.image import AnyStep, Image
+    from ostinato.backends.webgpu.partial_launch import LeadingRows, RowLimits
     from ostinato.ir.stored import ParamSource
     from ostinato.plan.buffer import Storage
 
@@ -50,9 +52,29 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
         compilation: Callable[[], Compilation],
     ) -> None:
         self._code = code
+        self._compiled = compilation
+        self._leading_rows: dict[int, LeadingRows] = {}
         self._nodes_of = lambda position: compilation().nodes_of(position)
         blocks = Blocks(context.gpu, "a compiled graph")
         super().__init__(image, blocks, context, params, compilation)
+
+    def _start(self, memory: ProgramMemory[DeviceBlock, AnyStep]) -> None:
+        super()._start(memory)
+        self.program.row_limits = self._row_limits
+
+    def _row_limits(self) -> RowLimits | None:
+        """The part of the program that runs of the calling thread need; ``None``: all."""
+        extent = self._experts.extents.current
+        if extent is None or extent[0] == extent[1]:
+            return None
+        from ostinato.backends.webgpu.partial_launch import LeadingRows
+
+        actual, upper = extent
+        if upper not in self._leading_rows:
+            compiled = self._compiled()
+            target = compiled.target
+            self._leading_rows[upper] = LeadingRows(compiled.lowered.program, upper, target)
+        return self._leading_rows[upper].limits(actual)
 
     def _new_program(self) -> WebGpuProgram:
         image = self._image
@@ -101,6 +123,6 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        check_apart(inputs, outputs)
+        self.check_apart(inputs, outputs)
         arrays = [*inputs, *outputs]
         return BoundCall(self.program, self._resident, arrays, variables, self.memory.check_open)

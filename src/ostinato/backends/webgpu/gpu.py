@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.mutex import Mutex
-from ostinato.backends.webgpu.driver import DriverFailure, adapters
+from ostinato.backends.webgpu.driver import adapters
 from ostinato.backends.webgpu.kernel import ENTRY_POINT
+from ostinato.backends.webgpu.native import DriverFailure
 from ostinato.backends.webgpu.target import WebGpuTarget
 from ostinato.errors import DeviceError, DeviceMemoryError
 
@@ -85,6 +86,8 @@ class Gpu:
             part = min(part, self._most_part_bytes)
         return WebGpuTarget(
             subgroups="subgroup" in features,
+            # Mesa's software adapter has the instructions, but miscompiles what they convert.
+            halves="shader-f16" in features and self._driver.adapter.kind != "CPU",
             threads=limits["max-compute-invocations-per-workgroup"],
             shared_bytes=limits["max-compute-workgroup-storage-size"],
             bindings=limits["max-storage-buffers-per-shader-stage"],

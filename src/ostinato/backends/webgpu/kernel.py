@@ -118,6 +118,13 @@ class WebGpuKernel(Kernel):
         """
         return ""
 
+    def groups_for(self, wanted: int, target: WebGpuTarget) -> int | None:
+        """The workgroups that compute the first ``wanted`` values of :attr:`row_axis`.
+
+        ``None``: only all of them do. A device may be given more than that.
+        """
+        return None
+
     @abstractmethod
     def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
         """The kernel, rendered for a device and for arguments in these buffers."""

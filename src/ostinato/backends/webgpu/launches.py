@@ -12,7 +12,7 @@ from ostinato.backends.webgpu.image import LaunchStep
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ostinato.backends.webgpu.driver import Launch
+    from ostinato.backends.webgpu.commands import Launch
     from ostinato.backends.webgpu.gpu import Gpu, Pipeline
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.memory import DeviceBlock

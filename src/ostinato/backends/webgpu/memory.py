@@ -13,7 +13,7 @@ from ostinato.errors import PlanError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ostinato.backends.webgpu.driver import Commands
+    from ostinato.backends.webgpu.commands import Commands
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.plan.buffer import Storage
 

@@ -16,15 +16,16 @@ from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import Accesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_image import External
     from ostinato.backends.webgpu.code import LoadedCode
-    from ostinato.backends.webgpu.driver import Commands
+    from ostinato.backends.webgpu.commands import Commands
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.launches import Launches
+    from ostinato.backends.webgpu.partial_launch import RowLimits
     from ostinato.backends.webgpu.transfers import Pending
 
 __all__ = ["Places", "WebGpuProgram"]
@@ -43,13 +44,13 @@ class Places(NamedTuple):
         fixed: identities of the blocks of the fixed slots.
         slots: the block and the offset of each slot.
         uploads: arrays of the host that are copied to blocks before it.
-        downloads: the results that are copied to the host after it.
+        downloads: by number of an output, what is copied to the host after it.
     """
 
     fixed: tuple[tuple[int, int], ...]
     slots: Slots
     uploads: list[tuple[DeviceBlock, memoryview]]
-    downloads: list[Download]
+    downloads: dict[int, Download]
 
 
 class WebGpuProgram:
@@ -67,6 +68,9 @@ class WebGpuProgram:
 
     Attributes:
         sizes: see above.
+        on_run: called after each run, with the values of its Variables.
+        row_limits: returns the part of the program that the calling thread's runs need; ``None``:
+            all.
     """
 
     def __init__(
@@ -93,6 +97,8 @@ class WebGpuProgram:
             for n, e in enumerate(externals)
         ]
         self._launches: dict[tuple[Any, ...], Launches] = {}
+        self.on_run: Callable[[Sequence[int]], None] | None = None
+        self.row_limits: Callable[[], RowLimits | None] = _no_limits
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
@@ -112,7 +118,7 @@ class WebGpuProgram:
 
     @cached_property
     def inputs(self) -> int:
-        """The number of inputs; the other externals are outputs."""
+        """The number of inputs that are only read; the other externals are written."""
         return sum(not external.written for external in self._externals)
 
     @property
@@ -132,7 +138,17 @@ class WebGpuProgram:
 
     def run_at(self, places: Places, variables: Sequence[int]) -> None:
         """Run on memory that was found by :meth:`places`; see :meth:`run`."""
-        self._runner.finish(self._submit(places, variables))
+        self._finish(self._submit(places, variables), variables)
+
+    def _finish(self, pending: Pending, variables: Sequence[int]) -> None:
+        """Wait for the results of a run."""
+        self._runner.finish(pending)
+        self.note_run(variables)
+
+    def note_run(self, variables: Sequence[int]) -> None:
+        """Call :attr:`on_run` for a run that was part of other work."""
+        if self.on_run is not None:
+            self.on_run(variables)
 
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
         """Run several times, in this order, the copies of one run beside the kernels of another.
@@ -140,21 +156,25 @@ class WebGpuProgram:
         Args:
             runs: see :meth:`run` for the arguments of each.
         """
-        pending: list[Pending] = []
+        pending: list[tuple[Pending, Sequence[int]]] = []
         try:
             for blocks, variables in runs:
-                pending.append(self._submit(self.places(blocks, variables), variables))
+                submitted = self._submit(self.places(blocks, variables), variables)
+                pending.append((submitted, variables))
                 if len(pending) == _MOST_PENDING:
-                    self._runner.finish(pending.pop(0))
+                    self._finish(*pending.pop(0))
         finally:
             for one in pending:
-                self._runner.finish(one)
+                self._finish(*one)
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         """Run; return the seconds of each step."""
         places = self.places(blocks, variables)
-        launches = self._prepare(places)
-        return self._runner.run_profiled(launches, places.slots, variables, places.downloads)
+        launches, limits = self._prepare(places), self.row_limits()
+        downloads = _limited(places.downloads, limits)
+        seconds = self._runner.run_profiled(launches, places.slots, variables, downloads, limits)
+        self.note_run(variables)
+        return seconds
 
     def perform(self, steps: Sequence[AnyStep], blocks: dict[int, DeviceBlock]) -> None:
         """Run other steps of the same code once, on these blocks by slot."""
@@ -164,8 +184,9 @@ class WebGpuProgram:
         runner.submit(runner.launches(slots), slots, values)
 
     def _submit(self, places: Places, variables: Sequence[int]) -> Pending:
-        launches = self._prepare(places)
-        return self._runner.submit(launches, places.slots, variables, places.downloads)
+        launches, limits = self._prepare(places), self.row_limits()
+        downloads = _limited(places.downloads, limits)
+        return self._runner.submit(launches, places.slots, variables, downloads, limits=limits)
 
     def _prepare(self, places: Places) -> Launches:
         """Copy the inputs of a run; return the launches on its memory."""
@@ -192,7 +213,7 @@ class WebGpuProgram:
         """The memory of a run on these inputs and outputs; see :meth:`run`."""
         fixed = self._fixed()
         slots: Slots = {number: (block, 0) for number, block in enumerate(fixed)}
-        places = Places(tuple(block.identity for block in fixed), slots, [], [])
+        places = Places(tuple(block.identity for block in fixed), slots, [], {})
         for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
             slot = len(fixed) + number
             if isinstance(block, DeviceArray):
@@ -208,8 +229,8 @@ class WebGpuProgram:
             if not nbytes:
                 continue
             if external.written:
-                places.downloads.append(Download(staged, 0, host_address(octets), nbytes))
-            else:
+                places.downloads[number] = Download(staged, 0, host_address(octets), nbytes)
+            if external.inout or not external.written:
                 places.uploads.append((staged, octets[:nbytes]))
         return places
 
@@ -225,7 +246,28 @@ class WebGpuProgram:
         self, commands: Commands, slots: Slots, launches: Launches, variables: Sequence[int]
     ) -> None:
         """Encode a run of a program that is :attr:`mergeable`."""
-        self._runner.submit(launches, slots, variables, commands=commands)
+        limits = self.row_limits()
+        self._runner.submit(launches, slots, variables, commands=commands, limits=limits)
+
+    def result_bytes(self, number: int, variables: Sequence[int]) -> int:
+        """The bytes of an output that a run of the calling thread gives."""
+        nbytes, limits = self.sizes.nbytes(number, variables), self.row_limits()
+        return nbytes if limits is None else min(nbytes, limits.nbytes.get(number, nbytes))
+
+
+def _no_limits() -> RowLimits | None:
+    """No limits: all rows are computed."""
+    return None
+
+
+def _limited(downloads: Mapping[int, Download], limits: RowLimits | None) -> list[Download]:
+    """The downloads of what a run gives."""
+    if limits is None:
+        return [*downloads.values()]
+    return [
+        each._replace(nbytes=min(each.nbytes, limits.nbytes.get(number, each.nbytes)))
+        for number, each in downloads.items()
+    ]
 
 
 def octets_of(block: Any) -> memoryview:

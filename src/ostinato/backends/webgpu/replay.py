@@ -77,6 +77,9 @@ class MergedReplay:
                     target.copy_within(commands, to, source, start, -(-nbytes // _WORD) * _WORD)
             pending = self._downloads.encode(commands, self._results(variables))
         self._downloads.finish(pending._replace(submission=commands.index))
+        for work, values in zip(self._works, variables, strict=True):
+            if work.program is not None:
+                work.program.note_run(values)
 
     def _launches(self) -> list[tuple[Slots, Launches]]:
         """The memory and the launches of each call; for a copy, there are none."""
@@ -111,7 +114,7 @@ class MergedReplay:
                 if not use.written or not nbytes or isinstance(use.array, DeviceArray):
                     continue
                 if work.program is not None:
-                    nbytes = min(nbytes, work.program.sizes.nbytes(use.number, values))
+                    nbytes = min(nbytes, work.program.result_bytes(use.number, values))
                 block, offset = self._place(use.array)
                 found.append(Download(block, offset, host_address(use.array), nbytes))
         return found

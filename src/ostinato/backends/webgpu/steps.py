@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.webgpu.code import LoadedCode
-    from ostinato.backends.webgpu.driver import Commands
+    from ostinato.backends.webgpu.commands import Commands
     from ostinato.backends.webgpu.gpu import Gpu, Pipeline
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.memory import DeviceBlock
+    from ostinato.backends.webgpu.partial_launch import RowLimits
 
 __all__ = ["Slots", "StepRunner"]
 
@@ -117,6 +118,7 @@ class StepRunner:
         variables: Sequence[int],
         downloads: Sequence[Download] = (),
         commands: Commands | None = None,
+        limits: RowLimits | None = None,
     ) -> Pending:
         """Submit a run; its results are copied by :meth:`finish`.
 
@@ -126,6 +128,7 @@ class StepRunner:
             variables: the values of the Variables.
             downloads: the results.
             commands: encode here instead, without submitting: of steps :attr:`on_device` only.
+            limits: the part that runs; by default, all.
 
         Raises:
             VariableError: a size that depends on data is out of bounds. The run has ended.
@@ -134,7 +137,8 @@ class StepRunner:
         values = [*variables, *[0] * self.loops]
         launches.write_variables(values)
         if commands is not None:
-            self._encode(commands, launches, 0, len(self._steps), slots, values)
+            counts = self._counts_at(values, limits)
+            self._encode(commands, launches, 0, len(self._steps), slots, counts)
             return self._downloads.encode(commands, downloads)
         position = 0
         while True:
@@ -142,8 +146,9 @@ class StepRunner:
             last = end == len(self._steps)
             pending = Pending(None, 0, 0, ())
             if end > position or (last and downloads):
+                counts = self._counts_at(values, limits)
                 pending = self._submit_stretch(
-                    launches, position, end, slots, values, downloads if last else ()
+                    launches, position, end, slots, counts, downloads if last else ()
                 )
             if last:
                 return pending
@@ -166,16 +171,16 @@ class StepRunner:
         start: int,
         end: int,
         slots: Slots,
-        values: Sequence[int],
+        counts: Sequence[tuple[int, int]],
         downloads: Sequence[Download],
     ) -> Pending:
         try:
             with self._gpu.calls(), self._gpu.driver.commands() as commands:
-                self._encode(commands, launches, start, end, slots, values)
+                self._encode(commands, launches, start, end, slots, counts)
                 pending = self._downloads.encode(commands, downloads)
             return pending._replace(submission=commands.index)
         except DeviceError as error:
-            raise self._named(error, launches, start, end, values) from error
+            raise self._named(error, launches, start, end, counts) from error
 
     def _encode(
         self,
@@ -184,9 +189,8 @@ class StepRunner:
         start: int,
         end: int,
         slots: Slots,
-        values: Sequence[int],
+        counts: Sequence[tuple[int, int]],
     ) -> None:
-        counts = self._counts_at(values)
         while start < end:
             step, stop = self._steps[start], start
             if isinstance(step, CopyStep):
@@ -207,17 +211,23 @@ class StepRunner:
         between.copy_within(commands, 0, source, start, step.nbytes)
         target.copy_within(commands, to, between, 0, step.nbytes)
 
-    def _counts_at(self, values: Sequence[int]) -> list[tuple[int, int]]:
+    def _counts_at(
+        self, values: Sequence[int], limits: RowLimits | None = None
+    ) -> list[tuple[int, int]]:
         """By step, its workgroups in two dimensions at these values of Variables."""
-        key = tuple(values)
+        key = (*values, *(() if limits is None else limits.extent))
         found = self._counts.get(key)
         if found is None:
             if len(self._counts) >= _MOST_COUNTS:
                 self._counts.clear()
             most = self._gpu.most_groups
-            found = self._counts[key] = [
-                folded(self._sizes.value(groups, values), most) for groups in self._groups
-            ]
+            counts = [self._sizes.value(groups, values) for groups in self._groups]
+            if limits is not None:
+                counts = [
+                    count if limit is None else min(count, limit)
+                    for count, limit in zip(counts, limits.groups, strict=True)
+                ]
+            found = self._counts[key] = [folded(count, most) for count in counts]
         return found
 
     def _named(
@@ -226,10 +236,9 @@ class StepRunner:
         launches: Launches,
         start: int,
         end: int,
-        values: Sequence[int],
+        counts: Sequence[tuple[int, int]],
     ) -> DeviceError:
         """The error with the nodes of the first step that the device refuses, if there is one."""
-        counts = self._counts_at(values)
         for position in range(start, end):
             launch = launches.by_step[position]
             if launch is None or self._describe is None:
@@ -337,6 +346,7 @@ class StepRunner:
         slots: Slots,
         variables: Sequence[int],
         downloads: Sequence[Download],
+        limits: RowLimits | None = None,
     ) -> list[float]:
         """Run; return the seconds of each step."""
         seconds = [0.0] * len(self._steps)
@@ -350,8 +360,9 @@ class StepRunner:
                 while isinstance(self._steps[end - 1], CopyStep):
                     end -= 1
                 end = min(end, position + _MOST_TIMES // 2)
+                counts = self._counts_at(values, limits)
                 for number, spent in enumerate(
-                    self._timed(launches, position, end, slots, values), position
+                    self._timed(launches, position, end, slots, counts), position
                 ):
                     seconds[number] += spent
                 position = end
@@ -359,7 +370,8 @@ class StepRunner:
             start, following = time.perf_counter(), position + 1
             if isinstance(step, LaunchStep | CopyStep):
                 with self._gpu.calls(), self._gpu.driver.commands() as commands:
-                    self._encode(commands, launches, position, position + 1, slots, values)
+                    counts = self._counts_at(values, limits)
+                    self._encode(commands, launches, position, position + 1, slots, counts)
                 with self._gpu.calls():
                     self._gpu.driver.wait(commands.index)
             else:
@@ -367,14 +379,19 @@ class StepRunner:
             seconds[position] += time.perf_counter() - start
             position = following
         if downloads:
-            self.finish(self._submit_stretch(launches, 0, 0, slots, values, downloads))
+            self.finish(self._submit_stretch(launches, 0, 0, slots, (), downloads))
         return seconds
 
     def _timed(
-        self, launches: Launches, start: int, end: int, slots: Slots, values: Sequence[int]
+        self,
+        launches: Launches,
+        start: int,
+        end: int,
+        slots: Slots,
+        counts: Sequence[tuple[int, int]],
     ) -> list[float]:
         """Run a stretch in one submission; the seconds of its steps by the device's clock."""
-        driver, counts = self._gpu.driver, self._counts_at(values)
+        driver = self._gpu.driver
         found = np.zeros(2 * (end - start), np.uint64)
         with self._gpu.calls():
             queries = driver.time_queries(len(found))

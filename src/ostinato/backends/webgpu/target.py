@@ -15,6 +15,7 @@ class WebGpuTarget:
 
     Attributes:
         subgroups: whether the threads of a subgroup may exchange values without workgroup memory.
+        halves: whether kernels may convert between floats of 32 and 16 bits by instructions.
         threads: the most threads of a workgroup.
         shared_bytes: the most bytes of workgroup memory.
         bindings: the most storage buffers of a kernel.
@@ -23,6 +24,7 @@ class WebGpuTarget:
     """
 
     subgroups: bool = False
+    halves: bool = False
     threads: int = 256
     shared_bytes: int = 16 << 10
     bindings: int = 8
@@ -32,5 +34,6 @@ class WebGpuTarget:
     def identity(self) -> str:
         """Everything that generated code depends on."""
         return (
-            f"{self.subgroups} {self.threads} {self.shared_bytes} {self.bindings} {self.part_bytes}"
+            f"{self.subgroups} {self.halves} {self.threads} {self.shared_bytes} {self.bindings} "
+            f"{self.part_bytes}"
         )

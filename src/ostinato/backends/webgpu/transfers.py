@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.webgpu.driver import Commands
+    from ostinato.backends.webgpu.commands import Commands
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.backends.webgpu.memory import DeviceBlock
 

@@ -12,7 +12,7 @@ from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -25,6 +25,7 @@ def inline_regions(
     nodes: Sequence[Node],
     results: Iterable[Value],
     max_members: int,
+    on_host: Callable[[Node], bool] | None = None,
 ) -> set[Node]:
     """The nodes of regions that their readers compute on the spot.
 
@@ -35,6 +36,7 @@ def inline_regions(
     Args:
         regions: each after those that it reads.
         max_members: nodes that one kernel computes at most.
+        on_host: see :class:`~ostinato.lower.rules.table.RuleTable`.
     """
     readers = _readers(nodes)
     kept = {value.node for value in computed_behind(results)}
@@ -48,6 +50,8 @@ def inline_regions(
             continue
         uses = [use for use in readers.get(given, []) if use.reader not in region.members]
         if not all(_can_inline(use.reader, use.position) for use in uses):
+            continue
+        if on_host is not None and any(on_host(use.reader) != on_host(given) for use in uses):
             continue
         members = carried[id(region)]
         targets = {id(region_of[use.reader]): use for use in uses}

@@ -136,6 +136,7 @@ def form_regions(
     nodes: Sequence[Node],
     options: FusionOptions,
     takes_epilogue: Callable[[Node], bool] | None = None,
+    on_host: Callable[[Node], bool] | None = None,
 ) -> tuple[list[Region], list[Refusal]]:
     """Regions in an order in which they can run, and the fusions that were refused.
 
@@ -146,8 +147,9 @@ def form_regions(
         options: the fusions that are on.
         takes_epilogue: whether the device's kernel of a root takes an epilogue; by default, that is
             for its op to say.
+        on_host: see :class:`~ostinato.lower.rules.table.RuleTable`.
     """
-    former = _Former(options, _stored_producers(nodes), takes_epilogue)
+    former = _Former(options, _stored_producers(nodes), takes_epilogue, on_host)
     for node in nodes:
         if not is_transparent(node):
             former.add(node)
@@ -176,10 +178,12 @@ class _Former:
         options: FusionOptions,
         stored: set[Node],
         takes_epilogue: Callable[[Node], bool] | None,
+        on_host: Callable[[Node], bool] | None,
     ) -> None:
         self.options = options
         self._stored = stored
         self._takes_epilogue = takes_epilogue
+        self._on_host = on_host
         self.refused: list[Refusal] = []
         self._position: dict[Node, int] = {}
         self._readers: dict[Node, list[Node]] = {}
@@ -267,6 +271,8 @@ class _Former:
         rowwise = edge.row is not None or left.inner is not None or right.inner is not None
         if not (options.rowwise if rowwise else options.elementwise or left.root is not None):
             return "off"
+        if self._on_host is not None and self._on_host(edge.producer) != self._on_host(node):
+            return "the host computes one of them"
         if len(left.members) + len(right.members) > options.max_members:
             return "the kernel would grow too large"
         merged = _merged(left, right, edge, node)

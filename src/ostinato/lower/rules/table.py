@@ -51,6 +51,8 @@ class RuleTable:
         layout_gains: what storing images channels last saves; ``None``: nothing.
         by_library: whether a library computes a root. It takes no epilogue then; and where a device
             has a library, the matmuls that it computes are those that are horizontally fused.
+        on_host: whether the host computes a node in place of the device. It shares no kernel with
+            nodes of the device then, whose results have other bits there.
     """
 
     device: str
@@ -58,6 +60,7 @@ class RuleTable:
     multi_root: MultiRootRule | None = None
     layout_gains: LayoutGains | None = None
     by_library: Callable[[Node], bool] | None = None
+    on_host: Callable[[Node], bool] | None = None
 
     def find(self, op: str) -> Rule | None:
         """The rule for a root's op; ``None``: the device has no kernel for it."""

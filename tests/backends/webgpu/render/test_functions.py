@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.webgpu.gpu import Gpu
 
 #: Ranges, and functions of NumPy.
 FUNCTIONS = {
@@ -88,3 +89,13 @@ def test_zero_is_no_shortcut(session: ost.Session) -> None:
         np.testing.assert_array_equal(mine, truth)
         numbers = ~np.isnan(truth)
         np.testing.assert_array_equal(np.signbit(mine[numbers]), np.signbit(truth[numbers]))
+
+
+def test_quotients(session: ost.Session) -> None:
+    """Rounded once, where a device multiplies and adds without rounding in between: GPUs do."""
+    x, y = np.random.default_rng(0).lognormal(sigma=8, size=(2, 20_000)).astype(np.float32)
+    graph = ost.Graph("quotients")
+    graph.set_outputs([graph.input("x", x.shape) / graph.input("y", y.shape)])
+    (found,) = session.compile(graph).run({"x": x, "y": y})
+    software = Gpu.opened(session.device).driver.adapter.kind == "CPU"
+    np.testing.assert_array_max_ulp(found, x / y, maxulp=1 if software else 0)

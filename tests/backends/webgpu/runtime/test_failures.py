@@ -11,7 +11,8 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.webgpu.code import Rendered
-from ostinato.backends.webgpu.driver import DriverFailure, WebGpuDevice
+from ostinato.backends.webgpu.driver import WebGpuDevice
+from ostinato.backends.webgpu.native import DriverFailure
 
 X = np.arange(4, dtype=np.float32)
 

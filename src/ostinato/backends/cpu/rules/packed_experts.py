@@ -71,11 +71,9 @@ class PackedRowMatmul(RowMatmul):
         assert isinstance(sums, Load)
         made = super().kernel(build, matrices, groups, left, at, epilogue, variables)
         places = scales.buffer, scales.index, sums.buffer, sums.index
-        fetch = made.prefetch
-        if fetch is not None and form.size > form.group:
-            # The hardware does not follow the parts of a block, however few rows there are.
-            fetch = replace(fetch, least_rows=1)
-        return replace(made, block_rows=BlockRows(form.size, form.group, *places), prefetch=fetch)
+        rows = BlockRows(form.size, form.group, *places)
+        fetch = None if made.prefetch is None else made.prefetch.of_packed_weights
+        return replace(made, block_rows=rows, prefetch=fetch)
 
 
 def packed_row_matmul(node: Node, registers: RegisterFile) -> PackedRowMatmul:

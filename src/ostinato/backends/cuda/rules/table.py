@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.called_experts import ExpertProgram, with_origins
 from ostinato.backends.cuda.kernel import CudaLoopNest, CudaSizeStep
 from ostinato.backends.cuda.rules.split_reductions import split_reduction
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
-from ostinato.lower.extent import buffers_behind
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
 from ostinato.lower.memory.layouts import LayoutGains
-from ostinato.lower.program import Program, Role
+from ostinato.lower.program import Role
 from ostinato.lower.rules.gpu_nest import with_scratch
 from ostinato.lower.rules.sizes import SizeStep
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
@@ -26,7 +26,9 @@ from ostinato.records import dataclass, field, replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.backends.common.called_experts import CalledExperts
     from ostinato.backends.common.expert_store import ExpertStore
+    from ostinato.backends.common.resident_experts import ResidentLayer
     from ostinato.backends.cuda.rules import (
         attention,
         column_order,
@@ -38,9 +40,7 @@ if TYPE_CHECKING:
         topk,
         weight_rules,
     )
-    from ostinato.backends.cuda.rules.expert_rules import CalledExperts
     from ostinato.backends.cuda.rules.library import LibrarySettings
-    from ostinato.backends.cuda.rules.resident_experts import ResidentLayer
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
@@ -95,25 +95,12 @@ class CudaLowering:
     keep_ids: bool = False
 
 
-@dataclass(eq=False)
-class CudaGraph(Program):
-    """A program of the device's kernels.
-
-    Attributes:
-        called: the layers that choose among experts, in order.
-        resident: the nodes whose experts do not all stay on the device.
-    """
-
-    called: list[CalledExperts] = field(default_factory=list)
-    resident: list[ResidentLayer] = field(default_factory=list)
-
-
 def lower_for_cuda(
     graph: BaseGraph,
     settings: CudaLowering,
     variables: Sequence[Symbol] | None = None,
     facts: Sequence[Fact] | None = None,
-) -> tuple[CudaGraph, list[Refusal]]:
+) -> tuple[ExpertProgram, list[Refusal]]:
     """The kernels of ``graph`` on a GPU, and the fusions that were refused.
 
     Args:
@@ -137,7 +124,7 @@ def lower_for_cuda(
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
-    called = _with_origins(layers.called, replace(program, calls=calls))
+    called = with_origins(layers.called, replace(program, calls=calls))
     if settings.segments:
         leaves = (program.outputs, program.states, program.next_states, program.live_sizes)
         kept = program.kept.union(*(found.values() for found in leaves))
@@ -145,36 +132,7 @@ def lower_for_cuda(
             settings.stream_weights, settings.exchange, settings.segment_experts
         )
         calls = segments.form_segments(calls, kept, found)
-    return (
-        CudaGraph(
-            calls,
-            prepare,
-            program.inputs,
-            program.params,
-            program.states,
-            program.outputs,
-            program.next_states,
-            program.variables,
-            program.kept,
-            program.live_sizes,
-            called,
-            layers.resident,
-        ),
-        refused,
-    )
-
-
-def _with_origins(called: Sequence[CalledExperts], program: Program) -> list[CalledExperts]:
-    """The layers, with the numbers of rows of the inputs that their ids come from."""
-    if not called:
-        return []
-    leading = {b.type.shape[0] for b in program.inputs.values() if b.type.shape}
-    sizes = sorted(size for size in leading if isinstance(size, int))
-    behind = {size: buffers_behind(program, size) for size in sizes}
-    return [
-        replace(layer, padded=tuple(size for size in sizes if layer.ids in behind[size]))
-        for layer in called
-    ]
+    return ExpertProgram.of(program, calls, prepare, called, layers.resident), refused
 
 
 class _ExpertLayers:
@@ -205,12 +163,12 @@ class _ExpertLayers:
 
     @property
     def called(self) -> list[CalledExperts]:
-        """See :class:`CudaGraph`."""
-        return [*self._rules.called.values()] if self._used else []
+        """See :class:`ExpertProgram`."""
+        return [*self._rules.called.found.values()] if self._used else []
 
     @property
     def resident(self) -> list[ResidentLayer]:
-        """See :class:`CudaGraph`."""
+        """See :class:`ExpertProgram`."""
         return [*self._rules.resident.values()] if self._used else []
 
 

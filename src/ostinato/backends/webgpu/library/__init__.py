@@ -47,10 +47,29 @@ _SPLITS: dict[str, Sequence[float]] = {
     "HALF_PI": table.HALF_PI_F32,
 }
 
+#: Conversions by the device's own instructions; the others of these names are by integers.
+_HALVES = {
+    "float16_bits": (
+        "fn float16_bits(x: f32) -> u32 { return pack2x16float(vec2<f32>(x, 0.0)); }\n"
+    ),
+    "from_float16": "fn from_float16(code: u32) -> f32 { return unpack2x16float(code).x; }\n",
+    "round_float16": (
+        "fn round_float16(x: f32) -> f32 {\n"
+        "    return unpack2x16float(float16_bits(x) | kept_zero).x;\n}\n"
+    ),
+}
 
-def needed(source: str) -> str:
-    """The declarations that a source mentions, and those that these mention, in a fixed order."""
+
+def needed(source: str, *, halves: bool = False) -> str:
+    """The declarations that a source mentions, and those that these mention, in a fixed order.
+
+    Args:
+        source: WGSL.
+        halves: whether instructions convert from and to floats of 16 bits.
+    """
     known, found, waiting = declarations(), set[str](), [source]
+    if halves:
+        known = {**known, **_HALVES}
     while waiting:
         for word in set(_WORD.findall(waiting.pop())):
             if word in known and word not in found:

@@ -13,10 +13,17 @@ fn quotient(x: f32, y: f32) -> f32 {
 }
 
 // The inverse of the largest numbers is subnormal: GPUs that multiply by it may take it for zero.
+// Their quotients are off by some units in the last place: what is left of the dividend corrects them.
 fn divided(x: f32, y: f32) -> f32 {
     let large = (bitcast<u32>(y) & 0x7FFFFFFFu) >= 0x7E800000u;
     let scale = select(1.0, 0.25, large);
-    return kept(kept(x) * scale) / kept(y * scale);
+    let dividend = kept(kept(x) * scale);
+    let divisor = kept(y * scale);
+    let near = kept(dividend / divisor);
+    let rest = fma(-near, divisor, dividend);
+    let found = kept(fma(rest, kept(1.0 / divisor), near));
+    let finite = (bitcast<u32>(found) & 0x7FFFFFFFu) < 0x7F800000u;
+    return select(near, found, finite && rest != 0.0);
 }
 
 fn times_zero(x: f32, zero: f32) -> f32 {
@@ -99,11 +106,23 @@ fn remainder_truncated_f32(x: f32, y: f32) -> f32 {
     return float_of(sign | exponent << 23u | (rest & 0x7FFFFFu));
 }
 
+// The sum of two numbers of opposite signs, the first of which is less than the second in magnitude.
+// GPUs may take what is subnormal for zero.
+fn opposite_sum(x: f32, y: f32) -> f32 {
+    let x_bits = bitcast<u32>(x) & 0x7FFFFFFFu;
+    let y_bits = bitcast<u32>(y) & 0x7FFFFFFFu;
+    if (y_bits < 0x1000000u) { return float_of(bitcast<u32>(y) - x_bits); } // both in units of 2 ** -149
+    if (x_bits >= 0x800000u || y_bits > 0x10000000u) { return x + y; }
+    let scaled = copysign_f32(f32(x_bits) * 1.504632769052528e-36, x); // 2 ** -119
+    return kept(kept(y * 1073741824.0) + scaled) * 9.313225746154785e-10;
+}
+
 fn floor_remainder_f32(x: f32, y: f32) -> f32 {
     let rest = remainder_truncated_f32(x, y);
     if (is_nan(rest)) { return rest; }
     if ((bitcast<u32>(rest) & 0x7FFFFFFFu) == 0u) { return copysign_f32(0.0, y); }
-    return select(rest, rest + y, ((bitcast<u32>(rest) ^ bitcast<u32>(y)) >> 31u) != 0u);
+    if ((bitcast<u32>(rest) ^ bitcast<u32>(y)) >> 31u == 0u) { return rest; }
+    return opposite_sum(rest, y);
 }
 
 fn floor_divide_f32(x: f32, y: f32) -> f32 {

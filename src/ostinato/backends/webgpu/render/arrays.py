@@ -27,6 +27,9 @@ __all__ = ["KernelArrays", "TempArray", "element_type", "word"]
 _DIALECT = WgslDialect()
 _WIDE = (INT64, UINT64)
 
+#: Types of a buffer's elements that are vectors of words, with the number of words.
+_WIDTHS = {"vec2<u32>": 2, "vec4<u32>": 4}
+
 
 @dataclass(frozen=True)
 class TempArray:
@@ -151,11 +154,13 @@ class KernelArrays:
         inside = [n for n, parts in enumerate(self._bindings.arguments) if binding in parts]
         if self._patched.intersection(inside):
             return "atomic<u32>"
-        vectored = self._vectored.intersection(inside) and self.aligned
         apart = all(len(self._bindings.arguments[n]) == 1 for n in inside)
-        if vectored and apart and not self._bindings.writable[binding]:
-            return "vec4<u32>"
-        return "u32"
+        if not (self.aligned and apart) or self._bindings.writable[binding]:
+            return "u32"
+        words = max(
+            (self._args[n].dtype.itemsize for n in self._vectored.intersection(inside)), default=1
+        )
+        return "u32" if words == 1 else f"vec{words}<u32>"
 
     def _functions(self, number: int) -> dict[str, str]:
         dtype = self._args[number].dtype
@@ -184,8 +189,9 @@ class KernelArrays:
     def _read_word(self, number: int) -> str:
         binding = self._bindings.arguments[number][0]
         form = self._form(binding)
-        if form == "vec4<u32>":
-            return f"fn word{number}(at: u32) -> u32 {{ return m{binding}[at >> 2u][at & 3u]; }}\n"
+        if (width := _WIDTHS.get(form, 1)) > 1:
+            place = f"at >> {width.bit_length() - 1}u][at & {width - 1}u"
+            return f"fn word{number}(at: u32) -> u32 {{ return m{binding}[{place}]; }}\n"
         cases = self._by_part(number, lambda place: f"return {_read(place, form)};")
         return f"fn word{number}(at: u32) -> u32 {{\n{cases}}}\n"
 
@@ -213,9 +219,9 @@ class KernelArrays:
         words = [f"word{number}(first{f' + {n}u' if n else ''})" for n in range(4 // per_word)]
         shift = per_word.bit_length() - 1
         head += f"    let first = at >> {shift}u;\n"
-        if per_word == 1 and self._form(binding) == "vec4<u32>":
-            head += f"    let words = m{binding}[first >> 2u];\n"
-            names = [f"words[{n}]" for n in range(4)]
+        if len(words) == _WIDTHS.get(self._form(binding)):
+            head += f"    let words = m{binding}[first >> {len(words).bit_length() - 1}u];\n"
+            names = [f"words[{n}]" for n in range(len(words))]
         else:
             names = [f"w{n}" for n in range(len(words))]
             for name, text in zip(names, words, strict=True):

@@ -134,7 +134,7 @@ class KernelCode(PointCode):
         accesses = _reachable(body, self.arrays.functions())
         text = "\n".join((*accesses, body))
         parts = [self.arrays.declarations()]
-        functions = needed(text)
+        functions = needed(text, halves=self.target.halves)
         if _ZERO in functions:
             last = f"offsets[{len(self.kernel.args) // 4}].{'xyzw'[len(self.kernel.args) % 4]}"
             body = f"    {_ZERO} = {last};\n{body}"

@@ -58,6 +58,12 @@ _SIGNLESS = frozenset({"add", "subtract", "multiply", "negate", "shift_left"})
 #: The literals of the zeros.
 _ZEROS = ("0.0f", "float_of(0x80000000u)")
 
+#: Functions of floats whose results are operands, or parts of them: there is nothing to contract.
+_EXACT = frozenset(
+    {"absolute", "ceil", "copysign", "floor", "maximum", "minimum", "negate", "round", "sign"}
+    | {"trunc"}
+)
+
 _SHIFTS = frozenset({"shift_left", "shift_right"})
 
 #: Functions of i32 and u32 that WGSL has.
@@ -147,7 +153,8 @@ class WgslDialect(Dialect):
             return f"kept({text})" if kind == FLOAT32 else wrapped(text, dtype)
         if kind.is_integer:
             return self._on_integers(function, dtype, kind, operands)
-        return f"{function}_{_SUFFIXES[kind]}({', '.join(operands)})"
+        text = f"{function}_{_SUFFIXES[kind]}({', '.join(operands)})"
+        return text if function in _EXACT else f"kept({text})"
 
     def _on_integers(
         self, function: str, dtype: DType, kind: DType, operands: tuple[str, ...]

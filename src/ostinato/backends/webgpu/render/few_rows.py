@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.lower.rules.matmul_kernel import MatmulKernel
 
-__all__ = ["MOST_ROWS", "shader"]
+__all__ = ["MOST_ROWS", "shader", "tile"]
 
 #: Rows up to which a workgroup reads the right operand for all of them at once.
 MOST_ROWS = 8
@@ -46,17 +46,13 @@ class _FewRows:
         reads = [Reduce("", "sum", scalar, matmul.acc) for scalar in matmul.operands]
         stages = [Stage((), (*reads, *matmul.stores))]
         self.code = KernelCode(matmul, stages, target, bindings)
-        self.rows = min(max_extent(matmul.m), MOST_ROWS)
-        inner = matmul.k[-1]
         #: whether neighbours along the sum are loaded at once; else those along columns are
-        self.along_sum = len(matmul.k) == 1 and are_neighbours(matmul.b, inner)
-        if not are_neighbours(matmul.b, matmul.n) and run_of(matmul.b, inner, extent_of(inner)):
-            self.along_sum = len(matmul.k) == 1
+        self.along_sum = _runs_along_sum(matmul)
         #: the function that multiplies four bytes by four, where both operands are such
         self.dot = _dot(matmul) if self.along_sum and self.code.arrays.aligned else ""
-        #: columns of a workgroup, and of a thread
+        #: columns of a thread
         self.own = 1 if self.along_sum else LANES
-        self.columns = _THREADS // _SHARERS * self.own
+        self.rows, self.columns = tile(matmul)
         self.scalar = element_type(matmul.acc)
         self.vector = f"vec4<{self.scalar}>"
 
@@ -222,6 +218,23 @@ class _FewRows:
                 total = code.code.keep(matmul.acc, wrapped("totals[row]", matmul.acc))
                 for store in matmul.stores:
                     code.store(store, inside, total)
+
+
+def tile(matmul: MatmulKernel) -> tuple[int, int]:
+    """The rows and columns of a workgroup."""
+    own = 1 if _runs_along_sum(matmul) else LANES
+    return min(max_extent(matmul.m), MOST_ROWS), _THREADS // _SHARERS * own
+
+
+def _runs_along_sum(matmul: MatmulKernel) -> bool:
+    """Whether neighbours along the sum are loaded at once."""
+    inner = matmul.k[-1]
+    if len(matmul.k) != 1:
+        return False
+    if are_neighbours(matmul.b, inner):
+        return True
+    along = run_of(matmul.b, inner, extent_of(inner))
+    return not are_neighbours(matmul.b, matmul.n) and along is not None
 
 
 def _dot(matmul: MatmulKernel) -> str:

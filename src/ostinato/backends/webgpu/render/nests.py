@@ -10,6 +10,7 @@ from ostinato.backends.webgpu.render.ordered import in_order
 from ostinato.backends.webgpu.render.points import every_stage, thread_per_point
 from ostinato.backends.webgpu.render.rows import threads_per_point
 from ostinato.lower.loopir.nodes import max_extent
+from ostinato.lower.rules.gpu_nest import most_points
 
 if TYPE_CHECKING:
     from ostinato.backends.webgpu.kernel import Bindings, Shader
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nest import LoopNest
     from ostinato.variables import Dim
 
-__all__ = ["shader"]
+__all__ = ["leading_groups", "shader"]
 
 
 def shader(
@@ -50,3 +51,24 @@ def shader(
                 groups = threads_per_point(code, mapping)
     threads = mapping.threads if mapping.shape is Shape.ROWS else THREADS
     return code.shader(threads, groups)
+
+
+def leading_groups(
+    nest: LoopNest, target: WebGpuTarget, scratch_groups: int, wanted: int
+) -> int | None:
+    """The workgroups that have the first ``wanted`` values of the outermost axis.
+
+    Args:
+        nest, target, scratch_groups: see :func:`shader`; the sizes of outer axes are numbers.
+        wanted: the number of values.
+
+    Returns:
+        ``None`` where workgroups have points from anywhere.
+    """
+    size = max_extent(nest.outer_axes[0])
+    mapping = mapping_of(nest, target, scratch_groups)
+    inside = [()] if mapping.shape is not Shape.STAGES else [stage.axes for stage in nest.stages]
+    points = max(most_points((*nest.outer_axes, *axes)) for axes in inside) // max(size, 1) * wanted
+    if mapping.shape is Shape.ORDERED or mapping.groups:
+        return None
+    return -(-points // (mapping.points if mapping.shape is Shape.ROWS else THREADS))

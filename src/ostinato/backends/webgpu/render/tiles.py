@@ -8,7 +8,7 @@ four columns of the right one at a step of the sum.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.webgpu.render.arrays import element_type
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_kernel import MatmulKernel
     from ostinato.variables import Symbol
 
-__all__ = ["shader"]
+__all__ = ["TileForm", "shader"]
 
 #: Threads along each side of a workgroup.
 _SIDE = 16
@@ -45,18 +45,45 @@ def shader(matmul: MatmulKernel, target: WebGpuTarget, bindings: Bindings) -> Sh
     return _Tiles(matmul, target, bindings).render()
 
 
+class TileForm(NamedTuple):
+    """The sizes of a workgroup's tile.
+
+    Attributes:
+        side: threads along each side.
+        row_vectors, column_vectors: vectors of four along rows and columns that a thread has.
+    """
+
+    side: int
+    row_vectors: int
+    column_vectors: int
+
+    @staticmethod
+    def of(matmul: MatmulKernel, target: WebGpuTarget) -> TileForm:
+        """The sizes for a matmul on a device."""
+        side = _SIDE if target.threads >= _SIDE * _SIDE else _SIDE // 2
+        rows, columns = (2 if max_extent(axis) >= _LARGE else 1 for axis in (matmul.m, matmul.n))
+        return TileForm(side, rows, columns)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tile."""
+        return self.side * LANES * self.row_vectors
+
+    @property
+    def columns(self) -> int:
+        """Columns of the tile."""
+        return self.side * LANES * self.column_vectors
+
+
 class _Tiles:
     def __init__(self, matmul: MatmulKernel, target: WebGpuTarget, bindings: Bindings) -> None:
         self.matmul = matmul
         reads = [Reduce("", "sum", scalar, matmul.acc) for scalar in matmul.operands]
         stages = [Stage((), (*reads, *matmul.stores))]
         self.code = KernelCode(matmul, stages, target, bindings)
-        self.side = _SIDE if target.threads >= _SIDE * _SIDE else _SIDE // 2
-        #: vectors of four along the rows and the columns that a thread has
-        self.row_vectors = 2 if max_extent(matmul.m) >= _LARGE else 1
-        self.column_vectors = 2 if max_extent(matmul.n) >= _LARGE else 1
-        self.rows = self.side * LANES * self.row_vectors
-        self.columns = self.side * LANES * self.column_vectors
+        form = TileForm.of(matmul, target)
+        self.side, self.rows, self.columns = form.side, form.rows, form.columns
+        self.row_vectors, self.column_vectors = form.row_vectors, form.column_vectors
         self.vector = f"vec4<{element_type(matmul.acc)}>"
         self.depth = ""
 

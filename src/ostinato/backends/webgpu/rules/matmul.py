@@ -7,12 +7,15 @@ read where they are: matmuls and convolutions differ in index expressions alone.
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.webgpu.kernel import WebGpuKernel
 from ostinato.backends.webgpu.render import few_rows, tiles
 from ostinato.dtypes import BOOL, FLOAT64, INT64, UINT64
 from ostinato.lower.loopir.dependences import reached, roots
+from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.lower.rules.matmul_kernel import MatmulKernel, matmul_kernel
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
 from ostinato.records import dataclass
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
+    from ostinato.variables import Symbol
 
 __all__ = ["FewRowsMatmul", "TiledMatmul", "lower_convolution", "lower_matmul"]
 
@@ -39,20 +43,49 @@ _WITHOUT_VECTORS = (BOOL, INT64, UINT64, FLOAT64)
 
 
 @dataclass(frozen=True, eq=False)
-class TiledMatmul(MatmulKernel, WebGpuKernel):
+class _TiledKernel(MatmulKernel, WebGpuKernel):
+    """A matmul whose workgroups have tiles of the result, in C order."""
+
+    @property
+    def row_axis(self) -> Symbol | None:
+        axes = (*self.batch, self.m, self.n)
+        return axes[0] if all(isinstance(extent_of(axis), int) for axis in axes) else None
+
+    @abstractmethod
+    def tile(self, target: WebGpuTarget) -> tuple[int, int]:
+        """The rows and columns of a tile."""
+
+    def groups_for(self, wanted: int, target: WebGpuTarget) -> int | None:
+        rows, columns = self.tile(target)
+        across = -(-max_extent(self.n) // columns)
+        if not self.batch:
+            return -(-wanted // rows) * across
+        inside = math.prod(map(max_extent, self.batch[1:])) * -(-max_extent(self.m) // rows)
+        return wanted * inside * across
+
+
+@dataclass(frozen=True, eq=False)
+class TiledMatmul(_TiledKernel):
     """Tiles of the result in registers, of the operands in workgroup memory."""
 
     prefix: ClassVar[str] = "matmul"
+
+    def tile(self, target: WebGpuTarget) -> tuple[int, int]:
+        form = tiles.TileForm.of(self, target)
+        return form.rows, form.columns
 
     def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
         return tiles.shader(self, target, bindings)
 
 
 @dataclass(frozen=True, eq=False)
-class FewRowsMatmul(MatmulKernel, WebGpuKernel):
+class FewRowsMatmul(_TiledKernel):
     """A few rows by a matrix that is read once, straight from memory into registers."""
 
     prefix: ClassVar[str] = "few_rows"
+
+    def tile(self, target: WebGpuTarget) -> tuple[int, int]:
+        return few_rows.tile(self)
 
     def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
         return few_rows.shader(self, target, bindings)

@@ -50,6 +50,9 @@ class WebGpuLoopNest(GpuLoopNest, WebGpuKernel):
             return "more points than a 32-bit integer counts"
         return ""
 
+    def groups_for(self, wanted: int, target: WebGpuTarget) -> int | None:
+        return nests.leading_groups(self, target, self.scratch_groups, wanted)
+
     def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
         return nests.shader(self, target, bindings, self.scratch_groups)
 

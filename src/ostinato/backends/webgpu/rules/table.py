@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.called_experts import CalledLayers, ExpertProgram, with_origins
 from ostinato.backends.webgpu.rules.nest import WebGpuLoopNest
 from ostinato.dtypes import FLOAT64
 from ostinato.lazy import LazyModule
@@ -18,6 +19,7 @@ from ostinato.lower.lowering import LoweringOptions, lower
 from ostinato.lower.program import Role
 from ostinato.lower.rules.gpu_nest import with_scratch
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
+from ostinato.ops.base import Elementwise
 from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
-    from ostinato.lower.program import Call, Program
+    from ostinato.lower.program import Call
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules import experts, sums_of_products
     from ostinato.lower.rules.table import Rule
@@ -55,10 +57,12 @@ class WebGpuLowering:
     Attributes:
         shared: the optimisations that are not the device's alone.
         templates: multiply with tiles in workgroup memory; without, by plain loop nests.
+        keep_ids: keep the ids of the experts that a run has called.
     """
 
     shared: LoweringOptions = field(default_factory=LoweringOptions)
     templates: bool = True
+    keep_ids: bool = False
 
 
 def lower_for_webgpu(
@@ -66,7 +70,7 @@ def lower_for_webgpu(
     settings: WebGpuLowering,
     variables: Sequence[Symbol] | None = None,
     facts: Sequence[Fact] | None = None,
-) -> tuple[Program, list[Refusal]]:
+) -> tuple[ExpertProgram, list[Refusal]]:
     """The kernels of ``graph`` on the device, and the fusions that were refused.
 
     Args:
@@ -77,11 +81,24 @@ def lower_for_webgpu(
     Raises:
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
-    table = RuleTable("the WebGPU device", _RULES | (_TEMPLATES if settings.templates else {}))
+    layers = CalledLayers(keep=settings.keep_ids)
+    rules = {**_RULES, **_expert_rules(layers)}
+    if settings.templates:
+        rules |= _TEMPLATES
+    table = RuleTable("the WebGPU device", rules, on_host=_needs_float64)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [_finalised(call, Role.TEMP) for call in program.calls]
     prepare = [_finalised(call, Role.PREPARED) for call in program.prepare]
-    return replace(program, calls=calls, prepare=prepare), refused
+    called = with_origins([*layers.found.values()], replace(program, calls=calls))
+    return ExpertProgram.of(program, calls, prepare, called), refused
+
+
+def _needs_float64(node: Node) -> bool:
+    """Whether a node reads, gives or computes with float64."""
+    dtypes = [value.dtype for value in (*node.inputs, *node.outputs)]
+    if isinstance(node.op, Elementwise):
+        dtypes += node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
+    return FLOAT64 in dtypes
 
 
 def _finalised(call: Call, scratch: Role) -> Call:
@@ -124,16 +141,22 @@ def _suppression(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     cpu_selection.lower_suppression(lowering, region, root)
 
 
-def _grouped_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    sums_of_products.lower_grouped_matmul(lowering, region, root)
-
-
 def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     sums_of_products.lower_blockwise_matmul(lowering, region, root)
 
 
-def _expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    experts.lower_expert_mlp(lowering, region, root)
+def _expert_rules(layers: CalledLayers) -> dict[str, Rule]:
+    """The rules of experts, which note the layers."""
+
+    def expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        layers.layer(lowering, root, root.inputs[1], root.inputs[3].shape[0])
+        experts.lower_expert_mlp(lowering, region, root)
+
+    def grouped_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        layers.layer(lowering, root, root.inputs[2], root.inputs[1].shape[0])
+        sums_of_products.lower_grouped_matmul(lowering, region, root)
+
+    return {"expert_mlp": expert_mlp, "grouped_matmul": grouped_matmul}
 
 
 #: The rules that every graph needs: there is no other way to compute these.
@@ -143,8 +166,6 @@ _RULES: dict[str, Rule] = {
     "topk": _topk,
     "flat_nonzero": _flat_nonzero,
     "non_max_suppression": _suppression,
-    "expert_mlp": _expert_mlp,
-    "grouped_matmul": _grouped_matmul,
     "blockwise_matmul": _blockwise_matmul,
 }
 
@@ -155,4 +176,4 @@ _TEMPLATES: dict[str, Rule] = {
 }
 
 #: Ops with rules of their own.
-LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *CONTROL_OPS})
+LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, "expert_mlp", "grouped_matmul", *CONTROL_OPS})

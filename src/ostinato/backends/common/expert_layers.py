@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,15 +13,54 @@ from ostinato.plan.buffer import bytes_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_image import RoutingLocation
-    from ostinato.backends.cuda.expert_tier import ExpertTier
-    from ostinato.backends.cuda.memory import DeviceBlock
-    from ostinato.backends.cuda.program import CudaProgram
-    from ostinato.backends.cuda.rules.resident_experts import ResidentLayer
+    from ostinato.backends.common.resident_experts import ResidentLayer
 
-__all__ = ["ExpertLayers"]
+__all__ = ["ExpertLayers", "NotedProgram", "ResidentTier"]
 
 Array = np.ndarray[Any, Any]
+
+
+class NotedProgram(Protocol):
+    """A program whose runs are noted.
+
+    Attributes:
+        on_run: called after each run, with the values of its Variables.
+    """
+
+    on_run: Callable[[Sequence[int]], None] | None
+
+    @property
+    def sizes(self) -> LiveSizes:
+        """The Variables, and the sizes of inputs and outputs."""
+
+
+class ResidentTier(Protocol):
+    """The resident experts of a program's layers, of which the others are in a file."""
+
+    @property
+    def layers(self) -> Sequence[ResidentLayer]:
+        """The layers."""
+
+    def begin(self, masks: Mapping[ResidentLayer, Array]) -> None:
+        """Make the initial experts resident, without counting transfers."""
+
+    def place(self, masks: Mapping[ResidentLayer, Array]) -> None:
+        """Make these experts of each layer resident; at most as many as there are slots."""
+
+    def resident(self, layer: ResidentLayer) -> Array:
+        """The mask of a layer's residents."""
+
+    def transfers(self) -> ExpertTransfers:
+        """The transfers so far."""
+
+
+class ReadableMemory(Protocol):
+    """Memory of a device."""
+
+    def read(self, offset: int, data: memoryview, /) -> None:
+        """Copy bytes of it to the host."""
 
 
 class ExpertLayers:
@@ -41,9 +80,9 @@ class ExpertLayers:
     def __init__(
         self,
         routings: Sequence[RoutingLocation],
-        program: CudaProgram,
+        program: NotedProgram,
         resident: Sequence[Sequence[ResidentLayer]] = (),
-        tier: ExpertTier | None = None,
+        tier: ResidentTier | None = None,
     ) -> None:
         self._routings = tuple(routings)
         self._program = program
@@ -114,7 +153,7 @@ class ExpertLayers:
         self._latest = None
 
     def take_ids(
-        self, arena: DeviceBlock, values: Callable[[], Mapping[str, int]]
+        self, arena: ReadableMemory, values: Callable[[], Mapping[str, int]]
     ) -> list[Array] | None:
         """See :meth:`Executable.take_expert_ids`.
 
