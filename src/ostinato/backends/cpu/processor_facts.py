@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-from ostinato.cache.fingerprint import object_key
+from ostinato.cache.fingerprint import entry_key
 from ostinato.cache.objects import process_cache
 from ostinato.lazy import LazyModule
 
@@ -65,4 +65,4 @@ def known() -> str:
 
 
 def _key(name: str) -> str:
-    return object_key(f"trial of {name}", TargetSpec.host().identity)
+    return entry_key("trial", name=name, target=TargetSpec.host().identity)
