@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ostinato.errors import InputError
 from ostinato.llm.checkpoints import open_checkpoint
+from ostinato.llm.device_weights import for_device
 from ostinato.llm.memory import (
     DEFAULT_CONTEXT,
     Limits,
@@ -111,7 +112,8 @@ def load(
     session = Session(device, threads=threads)
     compiling = None if progress is None else partial(progress, "compiling")
     step = None
-    known = Limits(context, sequences, 0, 0, _weight_bytes(checkpoint))
+    weight_bytes = _weight_bytes(for_device(checkpoint, session.capabilities))
+    known = Limits(context, sequences, 0, 0, weight_bytes)
     if checkpoint.config.causal:
         size = block_bytes(checkpoint, kv_dtype)
         blocks = count_blocks(max(size, 1), sequences, context, kv_memory)

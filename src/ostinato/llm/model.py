@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ostinato.llm.step import StepGraph
     from ostinato.llm.templates import ChatTemplate, Message, Tool
     from ostinato.llm.tokenizers import Tokenizer
+    from ostinato.moe.residency import ResidencyCounters
     from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["LLM"]
@@ -122,6 +123,15 @@ class LLM:
             InputError: the model generates no text.
         """
         return self._steps()[0].plan
+
+    @property
+    def expert_counters(self) -> ResidencyCounters | None:
+        """Calls and transfers of experts so far; ``None`` where all of them are in memory.
+
+        Raises:
+            InputError: the model generates no text.
+        """
+        return self._steps()[0].expert_counters
 
     # -- answers ---------------------------------------------------------------------------------
 

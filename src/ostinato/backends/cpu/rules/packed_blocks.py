@@ -11,7 +11,7 @@ integers of a block came before all of its codes, one row reached two thirds of 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.backends.cpu.rules.int_gemm import RowMatmul
 from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
@@ -32,24 +32,36 @@ from ostinato.lower.loopir.nodes import (
 )
 from ostinato.lower.loopir.views import linear_index, unravel
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.lower.rules.matmul_spec import row_spec
+from ostinato.lower.rules.matmul_spec import MatmulSpec, row_spec
 from ostinato.ops.packed.formats import FORMATS, BlockFormat
+from ostinato.ops.packed_weights import PACKED_BLOCK_MATMUL
 from ostinato.records import dataclass, field, replace
-from ostinato.variables import Dim, axis, bounds, ceil_div
+from ostinato.variables import Dim, bounds, ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.loopir.views import Indices
     from ostinato.ops.packed.fields import Field
     from ostinato.variables import Symbol
 
-__all__ = ["CHUNK", "MINIMA_SHIFT", "BlockPanels", "PackedBlockMatmul", "packed_block_matmul"]
+__all__ = [
+    "CHUNK",
+    "MINIMA_SHIFT",
+    "BlockPanels",
+    "Octet",
+    "PackedBlockMatmul",
+    "PanelPacking",
+    "packed_block_matmul",
+]
+
+#: Reads a byte of a block: see :class:`PanelPacking`.
+Octet: TypeAlias = "Callable[[Indices, Dim, Dim, Dim, bool], Scalar]"
 
 CHUNK = 32
 """Positions of ``k`` whose codes stand together: a multiple of what a byte of any plane holds, and
@@ -223,46 +235,57 @@ class PackedBlockMatmul(RowMatmul):
         form: PanelFormat | None = None,
     ) -> LoopNest:
         assert isinstance(form, BlockPanels)
-        return _Packing(self, build, packed, panel, form).nest(variables)
+        w, nbytes = self.spec.b, self.form.nbytes
+
+        def octet(groups: Indices, column: Dim, block: Dim, byte: Dim, scale: bool) -> Scalar:
+            return build.at(w, (*groups, column, block * nbytes + byte))
+
+        packing = PanelPacking(build, packed, panel, form, octet, columns=self.spec.n)
+        return packing.nest(variables)
 
     # -- the matmul ---------------------------------------------------------------------------
 
-    def kernel(
-        self,
-        build: KernelBuilder,
-        packed: Sequence[LoweredBuffer],
-        tile: tuple[int, int],
-        outputs: Outputs,
-        variables: tuple[Symbol, ...],
-        form: PanelFormat | None = None,
-        number: int = 0,
-    ) -> Gemm:
-        row = axis("m", self.spec.m)
+    def block_rows(self, build: KernelBuilder, batch: Indices, row: Dim) -> BlockRows:
         scales, sums = (
-            build.at(part.spec.a, part.spec.a_at((), row, (0,)))
+            build.at(part.spec.a, part.spec.a_at(batch, row, (0,)))
             for part in (self.scales, self.sums)
         )
         assert isinstance(scales, Load)
         assert isinstance(sums, Load)
-        kernel = super().kernel(build, packed, tile, outputs, variables, form, number)
-        blocks, left = self.form, (scales.buffer, scales.index, sums.buffer, sums.index)
-        rows = BlockRows(blocks.size, blocks.group, *left)
-        return replace(kernel, block_rows=rows)
+        left = scales.buffer, scales.index, sums.buffer, sums.index
+        return BlockRows(self.form.size, self.form.group, *left)
+
+    def row_prefetch(self, registers: RegisterFile) -> Prefetch | None:
+        found = registers.prefetch
+        return None if found is None else found.of_packed_weights
 
 
-class _Packing:
-    """The kernel that brings packed weights into panels, zero beyond the last column."""
+class PanelPacking:
+    """The kernel that brings packed weights into panels, zero beyond the last column.
+
+    Args:
+        build: of the kernel.
+        packed: the panels, ``[..., panels, blocks, bytes]``.
+        panel: columns of a panel.
+        form: of the panels.
+        blocks: the layout of codes in the bytes that are read, if not that of ``form``.
+        octet: a byte of a block: given the indices before those of panels, the column, the block,
+            the byte, and whether it is one of a scale.
+        columns: how many there are; ``None``: as many as fill the panels.
+    """
 
     def __init__(
         self,
-        matmul: PackedBlockMatmul,
         build: KernelBuilder,
         packed: LoweredBuffer,
         panel: int,
         form: BlockPanels,
+        octet: Octet,
+        blocks: BlockFormat | None = None,
+        columns: Dim | None = None,
     ) -> None:
-        self.spec, self.form, self.panels = matmul.spec, matmul.form, form
-        self.build, self.panel = build, panel
+        self.form, self.panels = blocks or form.form, form
+        self.build, self.panel, self.octet, self.columns = build, panel, octet, columns
         *outer, nbytes = packed.type.shape
         self.outer = build.axes(outer)
         *self.groups, self.which, self.block = self.outer
@@ -298,7 +321,7 @@ class _Packing:
     def _copy(self, offset: int, byte: int, count: int) -> None:
         """The bytes of a scale, as they are."""
         which = self.build.axis(count)
-        value = self._byte(byte + which)
+        value = self._octet(byte + which, scale=True)
         self._store((self.lane, which), offset, self.lane * count + which, value)
 
     def _integers(self, offset: int, fields: Sequence[Field]) -> None:
@@ -344,7 +367,7 @@ class _Packing:
         for digit, place in zip(part.digits, places, strict=True):
             byte = byte + place * digit.nbytes
             shift = shift + place * digit.bits
-        value = self._byte(byte)
+        value = self._octet(byte)
         if shift != 0:
             value = _applied("bitwise_right_shift", value, IndexValue(shift, UINT8))
         if part.bits < 8:
@@ -353,29 +376,44 @@ class _Packing:
             value = _applied("bitwise_xor", value, Number(part.flip, UINT8))
         return value
 
-    def _byte(self, offset: Dim) -> Scalar:
+    def _octet(self, byte: Dim, *, scale: bool = False) -> Scalar:
         """A byte of a block of the column's weights."""
-        place = self.block * self.form.nbytes + offset
-        return self.build.at(self.spec.b, (*self.groups, self.column, place))
+        return self.octet(tuple(self.groups), self.column, self.block, byte, scale)
 
     def _store(self, axes: Indices, offset: Dim, place: Dim, value: Scalar) -> None:
-        spare = self.spec.n - 1 - self.column
-        if bounds(spare)[0] < 0:
-            value = Guard((spare,), value, Number(0, UINT8), UINT8)
+        if self.columns is not None:
+            spare = self.columns - 1 - self.column
+            if bounds(spare)[0] < 0:
+                value = Guard((spare,), value, Number(0, UINT8), UINT8)
         index = self.start + offset * self.panel + place
         self.stages.append((axes, Store(self.position, index, value)))
 
 
 def packed_block_matmul(node: Node) -> PackedBlockMatmul:
-    """``packed_block_matmul``: rows of bytes times packed weights, of one matrix or of many."""
+    """Rows of bytes times packed weights: of one matrix, a stack, or one that each row chooses."""
     q, q_scales, q_sums, w = node.inputs[:4]
-    *groups, columns, _ = w.shape
-
-    def rows(left: Value) -> RowMatmul:
-        return RowMatmul(replace(row_spec(node, left, w), n=columns, groups=tuple(groups)))
-
+    stacked = node.op is PACKED_BLOCK_MATMUL and w.ndim > 2
+    spec = _stack_spec if stacked else _row_spec
     form = FORMATS[node.attrs["format"]]
-    return PackedBlockMatmul(rows(q).spec, form, rows(q_scales), rows(q_sums))
+    scales, sums = (RowMatmul(spec(node, part, w)) for part in (q_scales, q_sums))
+    return PackedBlockMatmul(spec(node, q, w), form, scales, sums)
+
+
+def _row_spec(node: Node, left: Value, w: Value) -> MatmulSpec:
+    """Rows that all go to the matrix, or each to one of several."""
+    *groups, columns, _ = w.shape
+    return replace(row_spec(node, left, w), n=columns, groups=tuple(groups))
+
+
+def _stack_spec(node: Node, left: Value, w: Value) -> MatmulSpec:
+    """The rows of each part of ``left`` times the part's matrix."""
+    count, rows, depth = left.shape
+    return MatmulSpec(
+        node, (count,), rows, w.shape[1], (depth,), (count,),
+        left, lambda part, row, k: (*part, row, *k),
+        w, lambda part, k, column: (*part, column, *k),
+        lambda part: part, lambda part, row, column: (*part, row, column),
+    )  # fmt: skip
 
 
 def _applied(op: str, *operands: Scalar) -> Scalar:
