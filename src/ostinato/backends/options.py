@@ -28,8 +28,8 @@ class CompileOptions:
         prefetch: prefetch the weights of matmuls, which otherwise wait for memory as well as for
             arithmetic.
         bfloat16_dots: multiply bfloat16 by bfloat16 with dot product instructions, where the
-            processor has them. Sums are taken in pairs, and subnormal numbers count as zero: off
-            unless wanted.
+            processor has them and they are much faster than widening. Sums are taken in pairs, and
+            subnormal numbers count as zero: off unless wanted.
         amx: multiply bytes by bytes, and if ``True`` also bfloat16 by bfloat16, in the tile
             registers of Intel AMX, where the processor has them and the system permits their use.
             Products of bytes are the same; for bfloat16, products at even and at odd positions are

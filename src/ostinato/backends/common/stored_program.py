@@ -48,6 +48,7 @@ class StoredProgram(Generic[AnyImage, C]):
         target: the device and its compiler: equal where the images of one run on the other.
         recompile: compiles a graph that was made of the record; its second argument is the graph
             that the user built, or the same one where that is gone.
+        facts: gives what has been measured of the device so far; a program may depend on it.
     """
 
     def __init__(
@@ -57,20 +58,25 @@ class StoredProgram(Generic[AnyImage, C]):
         kind: type[AnyImage],
         target: str,
         recompile: Callable[[BaseGraph, BaseGraph], C],
+        facts: Callable[[], str] = str,
     ) -> None:
         parts = deferred(graph)
         self._record = GraphRecord.of(graph) if parts is None else parts.record
         self._graph = weakref.ref(graph)
         self._kind = kind
         self._recompile = recompile
-        self._key = entry_key(
-            "compiled graph", graph=self._record.digest, options=_text(options), target=target
-        )
+        self._parts = {"options": _text(options), "target": target}
+        self._facts = facts
+
+    def _key(self) -> str:
+        """The key of an image that depends on no more than what has been measured so far."""
+        facts = {"facts": found} if (found := self._facts()) else {}
+        return entry_key("compiled graph", graph=self._record.digest, **self._parts, **facts)
 
     @functools.cached_property
     def image(self) -> AnyImage | None:
         """The image, read from disk once; ``None`` if there is none."""
-        entry = process_cache().read_entry(self._key)
+        entry = process_cache().read_entry(self._key())
         return None if entry is None else self._kind.from_entry(entry)
 
     def keep(self, image: AnyImage) -> None:
@@ -78,7 +84,7 @@ class StoredProgram(Generic[AnyImage, C]):
         held = [len(data) for _, data in image.constants]
         held += [len(state.initial) for state in image.states.values()]
         if sum(held) <= _MOST_BYTES:
-            process_cache().write_entry(self._key, image.entry())
+            process_cache().write_entry(self._key(), image.entry())
 
     @functools.cached_property
     def _compiled(self) -> C:

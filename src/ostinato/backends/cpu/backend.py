@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend, Progress
 from ostinato.backends.common.stored_program import StoredProgram
-from ostinato.backends.cpu import _core
+from ostinato.backends.cpu import _core, processor_facts
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.backends.cpu.host import usable_processors
@@ -82,7 +82,8 @@ class CpuBackend(Backend):
             return self._compile(graph, params, options, progress, experts, near)
         target = f"{self.device.kind} {TargetSpec.named(options.target, amx=options.amx).identity}"
         recompile = functools.partial(_recompile, options, self.device)
-        stored = StoredProgram(graph, options, Image, target, recompile)
+        facts = processor_facts.known
+        stored = StoredProgram(graph, options, Image, target, recompile, facts)
         image = stored.image
         code = None if image is None else image.code()
         if image is None or code is None:

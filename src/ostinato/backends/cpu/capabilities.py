@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Capabilities
 from ostinato.backends.common.lowering_options import lowering_options as shared_options
+from ostinato.backends.cpu import processor_facts
 from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
 from ostinato.backends.cpu.rules.tiles import RegisterFile
 from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16, NARROW_DTYPES
@@ -68,9 +69,15 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         target.has_byte_dots,
         target.caches,
         prefetches=options.optimize and options.prefetch,
-        bfloat16_dots=options.bfloat16_dots and target.has_bfloat16_dots,
+        bfloat16_dots=options.bfloat16_dots and _has_fast_bfloat16_dots(target),
         amx_dtypes=_amx_dtypes(options, target),
+        few_rows_prefetch=processor_facts.few_rows_prefetch,
     )
+
+
+def _has_fast_bfloat16_dots(target: TargetSpec) -> bool:
+    """Whether there are dot products of bfloat16 that take less time than widening."""
+    return target.has_bfloat16_dots and processor_facts.bfloat16_dots_are_fast()
 
 
 def _amx_dtypes(options: CompileOptions, target: TargetSpec) -> frozenset[DType]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cpu import processor_facts
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.capabilities import lowering_options
 from ostinato.backends.cpu.llvm import render
@@ -24,6 +25,12 @@ TARGET = TargetSpec.host()
 needs_dots = pytest.mark.skipif(
     not TARGET.has_bfloat16_dots, reason="this processor has no dot products of bfloat16"
 )
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dot products wherever there are any, whether they are fast or not."""
+    monkeypatch.setattr(processor_facts, "bfloat16_dots_are_fast", lambda: True)
 
 
 def numbers(shape: tuple[int, ...], seed: int = 0) -> Array:
@@ -142,3 +149,10 @@ def test_off_unless_wanted_and_detected() -> None:
     assert not older.has_bfloat16_dots
     form = gemm(older, bfloat16_dots=True).b_format
     assert form is None or form.steps == 1
+
+
+@needs_dots
+def test_slow_dots_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option leads to widening where that is faster."""
+    monkeypatch.setattr(processor_facts, "bfloat16_dots_are_fast", lambda: False)
+    assert gemm(TARGET, bfloat16_dots=True).b_format == gemm(TARGET).b_format

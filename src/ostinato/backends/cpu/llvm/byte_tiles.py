@@ -4,6 +4,10 @@ Like :mod:`~ostinato.backends.cpu.llvm.microkernel`, in 32-bit integers. A row o
 several positions of ``k`` for each column, which :mod:`~ostinato.backends.cpu.llvm.byte_dots` adds
 up at once. Where both sides come in blocks with scales, the sums of a block are integers, and those
 of all blocks are float32.
+
+Four products at once are of unsigned by signed bytes. Where both are signed, or neither is, the top
+bits of the left bytes are flipped, which makes them numbers of the other kind, 128 off. A further
+row of bytes ``0x80`` then sums what that is too much, for each column, to be subtracted in the end.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
 from ostinato.backends.cpu.llvm.memory import load, prefetch, store
 from ostinato.backends.cpu.llvm.microkernel import row_pointers, tile_dims
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I32, I64, constant, register_type
-from ostinato.dtypes import FLOAT32, INT32
+from ostinato.dtypes import FLOAT32, INT8, INT32, UINT8
 from ostinato.records import dataclass, replace
 from ostinato.variables import bounds, coefficient
 
@@ -33,6 +37,12 @@ __all__ = ["define_byte_tile"]
 
 _PER_ITERATION = 48
 """Dot products per iteration of a loop, about: enough to outweigh the loop itself."""
+
+_FOUR = 4
+"""Products of bytes that one instruction adds up."""
+
+_TOP_BIT = 0x80
+"""The bit to flip in bytes that become signed, or unsigned."""
 
 _CODE_ZERO = 8
 """The 4-bit code that stands for zero."""
@@ -63,8 +73,9 @@ def define_byte_tile(
     tile = _ByteTile(builder, gemm, target, left, b, values, ahead if gemm.fetches(rows) else None)
     if gemm.scales is None:
         sums = tile.zeros(tile.size)
-        tile.multiply_runs(sums)
-        tile.store(out, sums)
+        excess = tile.zeros(tile.vectors if tile.flips else 0)
+        tile.multiply_runs(sums, excess)
+        tile.store(out, sums, excess)
     else:
         _ScaledTile(tile, *rest[len(dims) :]).run(out)
     builder.ret_void()
@@ -124,6 +135,12 @@ class _ByteTile:
         assert self.gemm.b_format is not None
         return self.gemm.b_format.halves
 
+    @property
+    def flips(self) -> bool:
+        """Whether the left bytes are taken for signed if they are not, and the other way round."""
+        a, b = self.gemm.a_dtype, self.gemm.b_dtype
+        return self.steps == _FOUR and a.is_signed == b.is_signed
+
     def zeros(self, count: int) -> list[ir.Value]:
         """Slots for that many vectors of 32-bit sums."""
         kind = register_type(INT32, self.lanes)
@@ -140,9 +157,13 @@ class _ByteTile:
         value = self.builder.load(slot, typ=register_type(INT32, self.lanes))
         return Lane(self.builder, value, INT32, self.lanes)
 
-    def store(self, out: ir.Value, slots: Sequence[ir.Value]) -> None:
+    def store(self, out: ir.Value, slots: Sequence[ir.Value], excess: Sequence[ir.Value]) -> None:
+        """Write sums, less what is too much in each vector of columns, if anything is."""
         for place, slot in enumerate(slots):
-            store(self.builder, out, INT32, I64(place * self.lanes), self.total(slot))
+            total = self.total(slot)
+            if excess:
+                total = total - self.total(excess[place % self.vectors])
+            store(self.builder, out, INT32, I64(place * self.lanes), total)
 
     # -- sums of products -------------------------------------------------------------------
 
@@ -161,12 +182,12 @@ class _ByteTile:
             return None
         return I64(step) if isinstance(step, int) else self.dims[step]
 
-    def multiply_runs(self, sums: Sequence[ir.Value]) -> None:
-        """Adds all products to ``sums``, run by run."""
+    def multiply_runs(self, sums: Sequence[ir.Value], excess: Sequence[ir.Value]) -> None:
+        """Adds all products to ``sums``, and those of flipped bits to ``excess``, run by run."""
         form = self.gemm.b_format
         assert form is not None
         if form.run is None:
-            self.multiply(sums, I64(0), self.depth)
+            self.multiply(sums, I64(0), self.depth, excess=excess)
             return
         b, nbytes = self.builder, -(-form.run // form.depth) * form.steps * self.gemm.panel
 
@@ -177,7 +198,9 @@ class _ByteTile:
                 None if pointer is None else b.gep(pointer, [distance], source_etype=I8)
                 for pointer in (self.b, self.ahead)
             )
-            replace(self, left=left, b=panel, ahead=ahead).multiply(sums, I64(0), self.run)
+            replace(self, left=left, b=panel, ahead=ahead).multiply(
+                sums, I64(0), self.run, excess=excess
+            )
 
         self._each_run(self.gemm.sum_axes[:-1], I64(0), I64(0), run)
 
@@ -208,14 +231,16 @@ class _ByteTile:
         start: ir.Value,
         count: int,
         zeros: Sequence[ir.Value] = (),
+        excess: Sequence[ir.Value] = (),
     ) -> None:
         """Adds the products of ``count`` positions of ``k`` from ``start`` on to ``sums``.
 
         Args:
             start: a multiple of the positions that a row of a panel holds.
             zeros: receives, for each row, what codes of zero would come to.
+            excess: receives, for each vector of columns, the products of flipped bits.
         """
-        b = self.builder
+        b, more = self.builder, (zeros, excess)
         row = self.steps * (2 if self.halves else 1)
         unroll = max(1, _PER_ITERATION // (self.size * (2 if self.halves else 1)))
         whole = count // row
@@ -223,19 +248,24 @@ class _ByteTile:
 
         def iteration(k: ir.Value) -> None:
             for number in range(unroll):
-                self._row(sums, b.add(k, I64(number * row)), zeros, self.steps)
+                self._row(sums, b.add(k, I64(number * row)), more, self.steps)
 
         end = b.add(start, I64(iterations * unroll * row))
         counted_loop(b, start, end, unroll * row, iteration, trips=iterations, name="k")
         for number in range(rest):
-            self._row(sums, b.add(end, I64(number * row)), zeros, self.steps)
+            self._row(sums, b.add(end, I64(number * row)), more, self.steps)
         if count % row:
-            self._row(sums, b.add(end, I64(rest * row)), zeros, count % row)
+            self._row(sums, b.add(end, I64(rest * row)), more, count % row)
 
     def _row(
-        self, sums: Sequence[ir.Value], k: ir.Value, zeros: Sequence[ir.Value], count: int
+        self,
+        sums: Sequence[ir.Value],
+        k: ir.Value,
+        more: tuple[Sequence[ir.Value], Sequence[ir.Value]],
+        count: int,
     ) -> None:
         """One row of the panel: the positions of ``k`` from ``k`` on, ``count`` if not in full."""
+        zeros, excess = more
         b, steps, lanes = self.builder, self.steps, self.lanes
         first = b.mul(b.udiv(k, I64(2)) if self.halves else k, I64(self.gemm.panel))
         if self.ahead is not None:
@@ -247,7 +277,7 @@ class _ByteTile:
             place = b.add(first, I64(vector * lanes * steps))
             loaded.append(b.load(b.gep(self.b, [place], source_etype=I8), align=1, typ=self._bytes))
         if not self.halves:
-            self._add(sums, loaded, k, (), count)
+            self._add(sums, loaded, k, (), count, excess)
             return
         mask = ir.Constant(self._bytes, [15] * (lanes * steps))
         four = ir.Constant(self._bytes, [4] * (lanes * steps))
@@ -266,9 +296,12 @@ class _ByteTile:
         k: ir.Value,
         zeros: Sequence[ir.Value],
         count: int,
+        excess: Sequence[ir.Value] = (),
     ) -> None:
         b, c = self.builder, self.gemm
         dtypes = (c.a_dtype, c.b_dtype)
+        if self.flips:
+            dtypes = (UINT8 if c.a_dtype.is_signed else INT8, c.b_dtype)
         kind = register_type(INT32, self.lanes)
 
         def accumulate(slot: ir.Value, left: ir.Value, right: ir.Value) -> None:
@@ -276,8 +309,13 @@ class _ByteTile:
             b.store(add_products(b, self.target, total, (left, right), dtypes, self.steps), slot)
 
         eight = ir.Constant(self._bytes, [_CODE_ZERO] * (self.lanes * self.steps))
+        flipped = ir.Constant(self._bytes, [_TOP_BIT] * (self.lanes * self.steps))
+        for slot, column in zip(excess, columns, strict=bool(excess)):
+            accumulate(slot, flipped, column)
         for row in range(self.rows):
             left = self._repeated(row, k, count)
+            if excess:
+                left = b.xor(left, flipped)
             for vector, column in enumerate(columns):
                 accumulate(sums[row * self.vectors + vector], left, column)
             if zeros:

@@ -323,7 +323,8 @@ class _Segment:
         nbytes = gemm.depth_block * gemm.panel * gemm.b_dtype.itemsize
         share = nbytes // gemm.fetching_tiles // fetch.caches.line * fetch.caches.line
         first = b.mul(b.udiv(row, I64(gemm.rows)), I64(share))
-        return [self._bytes_after(right, b.add(I64(nbytes), first))]
+        ahead = I64(fetch.block_distance(nbytes))
+        return [self._bytes_after(right, b.add(ahead, first))]
 
     def _overlapping_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
         """Full tiles only; the last goes back over rows of the one before it if it must."""

@@ -23,12 +23,12 @@ from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.dtypes import INT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
+from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
 from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from llvmlite import ir
 
@@ -93,17 +93,28 @@ class _Renderer:
         item = outermost.child(symbols={_symbol(self.panel): panel})
         listed = b.add(first, I64(grouped.layout.first_row))
 
+        if grouped.gemm.depth_block is not None:
+            self._note(item, listed, count)
+            self._multiply_by_blocks(count, matrices, grouped.gemm.depth_block)
+            self._finish(item, listed, count)
+            return
+
         def tile(done: ir.Value) -> None:
-            left = b.sub(count, done)
-            rows = b.select(b.icmp_signed("<", left, I64(grouped.rows)), left, I64(grouped.rows))
-            self._tile(item, b.add(listed, done), rows, matrices)
+            rows = self._height(b.sub(count, done))
+            row = b.add(listed, done)
+            self._note(item, row, rows)
+            self._multiply(rows, matrices)
+            self._finish(item, row, rows)
 
         counted_loop(b, I64(0), count, grouped.rows, tile, name="tile")
 
-    def _tile(
-        self, item: Scope, listed: ir.Value, count: ir.Value, matrices: list[ir.Value]
-    ) -> None:
-        """``count`` rows, the first of which is number ``listed`` of the list."""
+    def _height(self, left: ir.Value) -> ir.Value:
+        """The rows of the next tile where so many are left."""
+        b, rows = self.builder, I64(self.grouped.rows)
+        return b.select(b.icmp_signed("<", left, rows), left, rows)
+
+    def _note(self, item: Scope, listed: ir.Value, count: ir.Value) -> None:
+        """Note the offsets of ``count`` rows, the first of which is number ``listed``."""
         b, grouped = self.builder, self.grouped
         noted = [substitute(grouped.a_index, {grouped.k: 0})]
         if (rows := grouped.block_rows) is not None:
@@ -112,12 +123,15 @@ class _Renderer:
         def note(number: ir.Value) -> None:
             inside = item.child(symbols={grouped.m: self._listed(b.add(listed, number))})
             for position, offset in enumerate(noted):
-                slot = b.add(number, I64(position * grouped.rows))
+                slot = b.add(number, I64(position * grouped.kept_rows))
                 place = address(b, self.offsets, INT64, slot)
                 b.store(self.epilogue.scalars.indices.scalar(offset, inside), place, align=8)
 
         counted_loop(b, I64(0), count, 1, note, name="note")
-        self._multiply(count, matrices)
+
+    def _finish(self, item: Scope, listed: ir.Value, count: ir.Value) -> None:
+        """Run the epilogue over the sums of those rows."""
+        b, grouped = self.builder, self.grouped
 
         def finish(number: ir.Value) -> None:
             row = self._listed(b.add(listed, number))
@@ -126,24 +140,69 @@ class _Renderer:
         counted_loop(b, I64(0), count, 1, finish, name="finish")
 
     def _multiply(self, count: ir.Value, matrices: list[ir.Value]) -> None:
-        """Leave the sums of ``count`` rows with every matrix in scratch memory."""
+        """Leave the sums of a tile of ``count`` rows with every matrix in scratch memory."""
         b, grouped = self.builder, self.grouped
         a, rows = self.kernel.buffers[grouped.a], grouped.block_rows
         scaled = [] if rows is None else [self.kernel.buffers[i] for i in (rows.scales, rows.sums)]
+
+        def multiply(function: ir.Function) -> None:
+            for matrix, sums in zip(matrices, self.sums, strict=True):
+                fetch = grouped.gemm.fetch
+                ahead = [] if fetch is None else [self._after(matrix, I64(fetch.distance))]
+                b.call(function, [a, self.offsets, matrix, sums, *scaled, *ahead])
+
+        self._with_tile(count, multiply)
+
+    def _multiply_by_blocks(self, count: ir.Value, matrices: list[ir.Value], steps: int) -> None:
+        """The same for all rows of an item: tiles go over ``steps`` positions of ``k`` in turn."""
+        b, grouped, gemm = self.builder, self.grouped, self.grouped.gemm
+        assert gemm.fetch is not None
+        depth, (k_axis,) = max_extent(grouped.k), gemm.sum_axes
+        line, nbytes = gemm.fetch.caches.line, steps * gemm.panel * gemm.b_dtype.itemsize
+        share = nbytes // gemm.fetching_tiles // line * line
+        distance = I64(gemm.fetch.block_distance(nbytes))
+        # One low tile computes too little for the hardware to be helped: its requests are for what
+        # it reads itself.
+        several = b.icmp_signed(">", count, I64(gemm.fetch.least_rows - 1))
+
+        def block(k: ir.Value) -> None:
+            left = b.sub(I64(depth), k)
+            taken = b.select(b.icmp_signed("<", left, I64(steps)), left, I64(steps))
+            resumed = b.icmp_signed(">", k, I64(0))
+            left_operand = self.kernel.buffers[grouped.a]
+            a = address(b, left_operand, grouped.a_dtype, b.mul(k, I64(k_axis.step)))
+
+            def tile(right: ir.Value, sums: ir.Value, row: ir.Value) -> None:
+                offsets = address(b, self.offsets, INT64, row)
+                out = address(b, sums, grouped.acc, b.mul(row, I64(gemm.panel)))
+                first = b.add(distance, b.mul(b.udiv(row, I64(grouped.rows)), I64(share)))
+                ahead = self._after(right, b.select(several, first, I64(0)))
+                arguments = [a, offsets, right, out, ahead, taken, resumed]
+                rows = self._height(b.sub(count, row))
+                self._with_tile(rows, lambda function: b.call(function, arguments))
+
+            for matrix, sums in zip(matrices, self.sums, strict=True):
+                right = address(b, matrix, gemm.b_dtype, b.mul(k, I64(gemm.panel)))
+                tiles = partial(tile, right, sums)
+                counted_loop(b, I64(0), count, grouped.rows, tiles, name="tile")
+
+        counted_loop(b, I64(0), I64(depth), steps, block, trips=-(-depth // steps), name="block")
+
+    def _with_tile(self, count: ir.Value, emit: Callable[[ir.Function], object]) -> None:
+        """Emit something for the register tile of ``count`` rows."""
+        b = self.builder
         done = b.append_basic_block("multiplied")
         switch = b.switch(count, done)
-        for height, function in zip(grouped.heights, self.tiles, strict=True):
+        for height, function in zip(self.grouped.heights, self.tiles, strict=True):
             block = b.append_basic_block(f"rows{height}")
             switch.add_case(I64(height), block)
             b.position_at_end(block)
-            for matrix, sums in zip(matrices, self.sums, strict=True):
-                fetch = grouped.gemm.fetch
-                ahead = (
-                    [] if fetch is None else [b.gep(matrix, [I64(fetch.distance)], source_etype=I8)]
-                )
-                b.call(function, [a, self.offsets, matrix, sums, *scaled, *ahead])
+            emit(function)
             b.branch(done)
         b.position_at_end(done)
+
+    def _after(self, base: ir.Value, distance: ir.Value) -> ir.Value:
+        return self.builder.gep(base, [distance], source_etype=I8)
 
     def _listed(self, index: ir.Value) -> ir.Value:
         """A number of the list of rows by expert."""
@@ -164,7 +223,7 @@ class _Epilogue:
     ) -> None:
         self.builder = kernel.builder
         first = panel * grouped.panel
-        row = axis("tile.row", grouped.rows)
+        row = axis("tile.row", grouped.kept_rows)
         column = axis("n.column", minimum(grouped.panel, extent_of(grouped.n) - first))
         self.row, self.column = _symbol(row), _symbol(column)
         place, args = row * grouped.panel + column, grouped.args

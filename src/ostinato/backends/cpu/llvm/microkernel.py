@@ -147,6 +147,14 @@ class _Tile:
         """The bytes that those lines are of."""
         return nbytes if self.gemm.fetching_tiles == 1 else self.lines(nbytes) * self.line
 
+    def near_lines(self, number: int, row_bytes: int) -> Sequence[int]:
+        """Distances of the lines to fetch into the first-level cache with a row of the panel."""
+        fetch = self.gemm.fetch
+        if self.ahead is None or fetch is None or not fetch.near:
+            return ()
+        first = -(-number * row_bytes // self.line) * self.line
+        return range(fetch.near + first, fetch.near + (number + 1) * row_bytes, self.line)
+
     def value(self, dim: Dim) -> ir.Value:
         return I64(dim) if isinstance(dim, int) else self.dims[dim]
 
@@ -319,6 +327,8 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
         for line in range(number * lines // count, (number + 1) * lines // count):
             assert cursor.ahead is not None
             prefetch(builder, cursor.ahead, I64(line * tile.line))
+        for place in tile.near_lines(number, pitch * stored.itemsize):
+            prefetch(builder, cursor.b, I64(place), level=1)
         columns = [
             load(
                 builder, cursor.b, stored, I64(number * pitch + vector * tile.lanes), tile.lanes

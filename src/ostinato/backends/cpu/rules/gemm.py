@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.prefetch import fits_cache
 from ostinato.backends.cpu.rules.tiles import chains_of
 from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
 
-__all__ = ["Gemm", "SumAxis", "fits_cache", "sum_axes"]
+__all__ = ["Gemm", "SumAxis", "sum_axes"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
@@ -54,17 +55,17 @@ _BLOCK_SHARE = 3, 8
 """The share of a first-level cache that the sums of an item may take: it holds their transpose,
 too, and part of a panel."""
 
-_RESIDENT_PART = 4
-"""The part of the second-level cache that panels stay in while rows pass by."""
+_SUMS_PART = 16
+"""The part of the second-level cache that the sums of an item may take."""
+
+_MANY_ITEMS = 64
+"""Items that keep some threads busy to the end."""
 
 _REUSING_ROWS = 256
 """Rows that go over a panel for so long that its arrival takes no time to speak of."""
 
 _MANY_ROWS = 512
 """Rows that make many blocks."""
-
-_STEPS = 8
-"""A divisor of the positions of ``k`` in a block: tiles unroll as many of them or fewer."""
 
 _RUN = 16
 """Consecutive elements that are worth storing along rows; what is transposed is a multiple."""
@@ -268,6 +269,12 @@ class Gemm(CpuKernel):
         worthwhile = -(-_ITEM_FLOPS // max(1, 2 * self.rows * self._panel_elements))
         share, whole = _BLOCK_SHARE
         room = self.caches.first * share // whole
+        if self._in_blocks and not self.streams_rows:
+            # Sums rest in the second-level cache while other tiles go over the block of k. The
+            # fewer items a panel is in, the more computes while its next block arrives.
+            room = max(room, self.caches.second // _SUMS_PART)
+            blocks = -(-_MANY_ITEMS // bounds(self.panels)[1])
+            worthwhile = max(worthwhile, -(-tiles // blocks))
         fitting = room // (self.rows * self.panel * self.acc.itemsize)
         if self.stores_along_rows:
             worthwhile = max(worthwhile, -(-_RUN // self.rows))
@@ -339,23 +346,27 @@ class Gemm(CpuKernel):
 
         Sums go on where they were, in the same order.
         """
-        fetch, axes = self.fetch, self.sum_axes
-        if fetch is None or self.item_tiles == 1 or len(axes) != 1:
+        fetch, depth = self.fetch, self.depth
+        if fetch is None or not self._in_blocks or self.item_tiles == 1:
             return None
+        assert isinstance(depth, int)
+        return fetch.block_steps(depth, self._panel_bytes, self.sums_bytes)
+
+    @cached_property
+    def _in_blocks(self) -> bool:
+        """Whether tiles can go over ``k`` block by block."""
+        if self.fetch is None or len(self.sum_axes) != 1:
+            return False
         if self.b_format is not None and self.b_format.depth > 1:
-            return None
-        (k,), m = axes, extent_of(self.m)
-        if not isinstance(k.extent, int) or not isinstance(m, int):
-            return None
-        lanes = max(1, fetch.vector_bytes // self.acc.itemsize)
-        vectors, rest = max(1, self.panel // lanes), m % self.block
+            return False
+        m = extent_of(self.m)
+        if not isinstance(self.depth, int) or not isinstance(m, int):
+            return False
+        lanes = max(1, self.fetch.vector_bytes // self.acc.itemsize)
+        vectors = max(1, self.panel // lanes)
         # A tile that splits k among partial sums would have others if it went on with one.
-        lowest = rest if 0 < rest < self.rows else self.rows
-        if (self.chains or chains_of(lowest * vectors)) > 1:
-            return None
-        step_bytes = self.panel * self.b_dtype.itemsize
-        steps = max(_STEPS, fetch.block_bytes // step_bytes // _STEPS * _STEPS)
-        return steps if k.extent >= 2 * steps else None
+        lowest = m % self.rows or self.rows
+        return (self.chains or chains_of(lowest * vectors)) == 1
 
     @property
     def fetching_tiles(self) -> int:
@@ -456,11 +467,6 @@ class Gemm(CpuKernel):
     @property
     def _panel_elements(self) -> int:
         return self.panel * bounds(self.depth)[1]
-
-
-def fits_cache(nbytes: int, caches: CacheSizes) -> bool:
-    """Whether panels of so many bytes together stay in the second-level cache."""
-    return nbytes <= caches.second // _RESIDENT_PART
 
 
 def sum_axes(a_index: Dim, k: tuple[Symbol, ...]) -> tuple[SumAxis, ...]:

@@ -16,7 +16,7 @@ from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.lower.loopir.nodes import Store, max_extent
 from ostinato.records import dataclass, field
-from ostinato.variables import Dim, Symbol, bounds, minimum
+from ostinato.variables import Dim, Symbol, bounds, ceil_div, minimum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ _ITEM_FLOPS, _FLOPS_PER_BYTE = 2_000_000, 5
 
 
 class _AnyRows(Gemm):
-    """A GEMM whose rows of ``a`` may be anywhere."""
+    """A GEMM whose rows of ``a`` may be anywhere, and in items of which there are ``m``."""
 
     @property
     def row_stride(self) -> None:
@@ -49,12 +49,19 @@ class _AnyRows(Gemm):
 
     def fetches(self, height: int) -> bool:
         """Whether tiles of so many rows prefetch."""
-        return self.prefetch is not None and height >= self.prefetch.least_rows
+        if self.prefetch is None:
+            return False
+        return self.depth_block is not None or height >= self.prefetch.least_rows
 
     @property
-    def depth_block(self) -> None:
-        """None: each tile's sums are finished before the next one's begin."""
-        return None
+    def depth_block(self) -> int | None:
+        """Positions of ``k`` in a block, where more rows than a tile has may go to an expert."""
+        fetch, depth = self.fetch, self.depth
+        if fetch is None or self.block_rows is not None or max_extent(self.m) <= self.rows:
+            return None
+        if len(self.sum_axes) != 1 or not isinstance(depth, int):
+            return None
+        return fetch.block_steps(depth, self._panel_bytes, self.sums_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +173,7 @@ class GroupedGemm(CpuKernel):
     @cached_property
     def gemm(self) -> Gemm:
         """The GEMM of some rows with one panel, for its register tiles."""
+        share = max(1, bounds(ceil_div(self.layout.rows, self.layout.experts))[1])
         return _AnyRows(
             args=(),
             batch=(),
@@ -186,6 +194,7 @@ class GroupedGemm(CpuKernel):
             prefetch=self.prefetch if self.packed else None,
             block_rows=self.block_rows,
             chains=1,
+            item_rows=-(-share // self.rows) * self.rows,
         )
 
     @cached_property
@@ -199,15 +208,24 @@ class GroupedGemm(CpuKernel):
 
         With :attr:`block_rows`, the offsets of scales and of sums follow those of :attr:`rows`.
         """
-        sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
-        first = _whole_lines(8 * self.rows * (1 if self.block_rows is None else 3))
-        return (0, *(first + number * sums for number in range(len(self.b))))
+        first = _whole_lines(8 * self.kept_rows * (1 if self.block_rows is None else 3))
+        return (0, *(first + number * self._sums_bytes for number in range(len(self.b))))
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows whose offsets and sums are in scratch memory at once."""
+        if self.gemm.depth_block is None:
+            return self.rows
+        return min(self.layout.part_rows, max_extent(self.m))
+
+    @property
+    def _sums_bytes(self) -> int:
+        return _whole_lines(self.kept_rows * self.panel * self.acc.itemsize)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch that the kernel needs."""
-        sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
-        return self.scratch_layout[-1] + sums
+        return self.scratch_layout[-1] + self._sums_bytes
 
     def elements(self, position: int, *, writes: bool) -> Dim | None:
         """At most how many elements of an argument are touched; ``None``: all there are."""

@@ -143,10 +143,8 @@ class IntMatmul(SteppedMatmul):
         return tile_for(registers.vector_bytes, registers.count, INT32, self.spec.m, *columns)
 
     def panel_format(self, registers: RegisterFile) -> PanelFormat:
-        """Four bytes a column where one instruction multiplies unsigned by signed ones."""
-        unlike = self.spec.a.dtype != self.spec.b.dtype
-        steps = 4 if registers.byte_dots and unlike else 2
-        return PanelFormat(self.spec.b.dtype, steps, run=self.run)
+        """Four bytes a column where one instruction adds up as many products."""
+        return PanelFormat(self.spec.b.dtype, 4 if registers.byte_dots else 2, run=self.run)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from ostinato.backends.cpu.rules.gemm import fits_cache
 from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.prefetch import fits_cache
 from ostinato.lower.loopir.nodes import extent_of
 from ostinato.records import dataclass, replace
 

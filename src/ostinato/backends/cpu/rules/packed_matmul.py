@@ -10,7 +10,7 @@ from ostinato.backends.cpu.rules.tiles import TileSizes, chains_by_columns, tile
 from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import symbols_of
-from ostinato.lower.loopir.nodes import Accumulator, Load
+from ostinato.lower.loopir.nodes import Accumulator, Load, extent_of
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.records import dataclass, replace
 from ostinato.variables import bounds, ceil_div
@@ -83,7 +83,7 @@ class PackedMatmul:
 
     def row_prefetch(self, registers: RegisterFile) -> Prefetch | None:
         """The distances of prefetching where rows choose their panels."""
-        return registers.prefetch
+        return registers.prefetch_for(self.spec.m, self.spec.b.type.max_bytes)
 
     def reads_in_place(self, build: KernelBuilder) -> bool:
         """Whether tiles can read the left operand where it is."""
@@ -242,15 +242,17 @@ def segment_of(
         form = matmul.panel_format(registers)
         kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
         blocked = replace(kernel, item_rows=sizes.item_rows, caches=registers.caches)
-        fetch, chains = _prefetch(registers, sizes), matmul.chains(registers)
+        fetch, chains = _prefetch(registers, sizes, kernel), matmul.chains(registers)
         made.insert(0, replace(blocked, prefetch=fetch, chains=chains))
     return tuple(made)
 
 
-def _prefetch(registers: RegisterFile, sizes: TileSizes) -> Prefetch | None:
+def _prefetch(registers: RegisterFile, sizes: TileSizes, kernel: Gemm) -> Prefetch | None:
     """The distances of prefetching under these tile sizes; ``None``: there is none."""
-    found = None if sizes.prefetch is False else registers.prefetch
-    return replace(found, least_rows=1) if found is not None and sizes.prefetch else found
+    if sizes.prefetch is None:
+        return registers.prefetch_for(extent_of(kernel.m), kernel.panels_bytes)
+    found = registers.prefetch if sizes.prefetch else None
+    return None if found is None else replace(found, least_rows=1)
 
 
 def pack(

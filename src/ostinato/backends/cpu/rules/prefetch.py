@@ -5,12 +5,11 @@ issued. Where a tile computes on each line for long, memory idles between reques
 prefetch by instruction, into the second-level cache:
 
 - A tile that is alone with its panel prefetches the lines :attr:`Prefetch.distance` ahead.
-- Where several tiles go over a panel, they do so block by block of ``k``, of
-  :attr:`Prefetch.block_bytes` each, and each tile prefetches its share of the next block. So memory
-  is busy all of the time, not just during the first tile.
+- Where several tiles go over a panel, they do so block by block of ``k``, and each tile prefetches
+  its share of a later block. So memory is busy all of the time, not just during the first tile.
 
-Lines are not fetched into the first-level cache as well: 4, 8 or 16 steps ahead, that changed
-nothing (Zen 4, 8 to 64 rows).
+They also fetch the lines of the next few steps into the first-level cache, which is worth a percent
+or two (Zen 4 and Emerald Rapids, 8 to 32 rows).
 """
 
 from __future__ import annotations
@@ -22,24 +21,43 @@ from ostinato.records import dataclass, replace
 if TYPE_CHECKING:
     from ostinato.backends.cpu.caches import CacheSizes
 
-__all__ = ["Prefetch"]
+__all__ = ["FEW_ROWS", "Prefetch", "fits_cache"]
 
-#: Rows of an item from which on prefetching pays. Fewer compute too little per line to keep the
-#: hardware from running ahead, and further requests only delay it: 4 rows took 1.5 times as long,
-#: 8 rows 0.8 times (Zen 4, ``python -m bench.panel_pipeline``).
+#: Rows of an item from which on prefetching pays on all processors. Fewer compute too little per
+#: line to keep the hardware of some from running ahead, and further requests only delay it: 4 rows
+#: took 1.5 times as long on Zen 4, 8 rows 0.8 times (``python -m bench.panel_pipeline``).
 _LEAST_ROWS = 7
 
 #: The same for 16-bit floats that are widened, half as many bytes for as much arithmetic: 5 rows of
 #: bfloat16 take as long or 0.95 times, 6 rows 0.9 times.
 _LEAST_WIDENED_ROWS = 5
 
+#: Rows from which on it pays on the others: 2 to 4 rows take 0.6 to 0.95 times as long on Emerald
+#: Rapids, one row as long as before.
+FEW_ROWS = 2
+
 #: The same for tiles that take packed weights apart: with 2 rows prefetching takes 1.1 to 1.2 times
 #: as long, with 4 rows 0.6 times (Q4_0, Q4_K, Q6_K) or as long (Q8_0).
 _LEAST_PACKED_ROWS = 3
 
-#: Blocks of a panel that the second-level cache has room for: the one in use, the next one, rows
-#: of ``a``, and what else comes by. (256 kB of 1 MB; 128 to 384 kB take the same time.)
-_BLOCKS = 4
+#: The part of the second-level cache that panels stay in while rows pass by.
+_RESIDENT_PART = 4
+
+#: First-level caches that a block of ``k`` takes in the second-level cache: 96 kB of 1 MB on Zen 4,
+#: 144 kB of 2 MB on Emerald Rapids. (Half and twice as much take the same time there.)
+_BLOCK = 3
+
+#: Positions of ``k`` from which on it pays to load sums and to store them again: a block that stays
+#: in the first-level cache must have as many. (128 positions of 48 float32 in half of 48 kB: 16 to
+#: 64 rows run at 97 to 140 GFLOP/s on Emerald Rapids, at 94 to 133 by larger blocks, at 78 to 115
+#: panel by panel. In half of 32 kB there is no room for that; Zen 4 prefers large blocks.)
+_LEAST_STEPS = 128
+
+#: Lines from one in use to the one to fetch into the first-level cache.
+_NEAR_LINES = 24
+
+#: A divisor of the positions of ``k`` in a block: tiles unroll as many of them or fewer.
+_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -61,14 +79,35 @@ class Prefetch:
         """Bytes from a line in use to the one to prefetch.
 
         A core reads some 4 kB in the latency of memory, and the hardware's prefetchers stop at
-        pages. (8 to 32 kB take the same time, 2 kB are of no use.)
+        pages. (8 to 32 kB take the same time on Zen 4, 4 to 48 kB on Emerald Rapids.)
         """
         return self.caches.first // 2
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of a panel that all tiles go over before any goes on."""
-        return self.caches.second // _BLOCKS
+    def near(self) -> int:
+        """Bytes from a line in use to the one to fetch from the second-level cache."""
+        return _NEAR_LINES * self.caches.line
+
+    def block_steps(self, depth: int, panel_bytes: int, sums_bytes: int) -> int:
+        """Positions of ``k`` that all tiles of an item go over before any goes on.
+
+        Args:
+            depth: positions of ``k`` in a panel.
+            panel_bytes: of a panel.
+            sums_bytes: of the item's sums.
+        """
+        first = self.caches.first
+        row_bytes = max(1, panel_bytes // max(1, depth))
+        block_bytes = min(_BLOCK * first, self.caches.second // 4)
+        if sums_bytes <= first // 4 and first // 2 >= _LEAST_STEPS * row_bytes:
+            block_bytes = first // 2
+        blocks = max(1, round(panel_bytes / block_bytes))
+        even = (n for n in range(blocks, 2 * blocks) if depth % (n * _STEPS) == 0)
+        return max(1, -(-depth // next(even, blocks) // _STEPS)) * _STEPS
+
+    def block_distance(self, block_bytes: int) -> int:
+        """Bytes from a block to that which is prefetched meanwhile: one block or several."""
+        return -(-max(block_bytes, self.caches.first) // block_bytes) * block_bytes
 
     @property
     def of_widened_weights(self) -> Prefetch:
@@ -82,3 +121,8 @@ class Prefetch:
 
     def __str__(self) -> str:
         return f"{self.distance} bytes ahead, from {self.least_rows} rows on"
+
+
+def fits_cache(nbytes: int, caches: CacheSizes) -> bool:
+    """Whether panels of so many bytes together stay in the second-level cache."""
+    return nbytes <= caches.second // _RESIDENT_PART

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.caches import CacheSizes
-from ostinato.backends.cpu.rules.prefetch import Prefetch
-from ostinato.records import dataclass, field
+from ostinato.backends.cpu.rules.prefetch import FEW_ROWS, Prefetch, fits_cache
+from ostinato.records import dataclass, field, replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.dtypes import DType
     from ostinato.variables import Dim
 
@@ -53,6 +55,8 @@ class RegisterFile:
         byte_dots: whether one instruction adds four products of bytes to a 32-bit sum.
         caches: the data caches of a core.
         prefetches: whether tiles prefetch panels.
+        few_rows_prefetch: finds whether it pays for tiles of few rows, too; asked when there are
+            such tiles of weights that come from memory.
         bfloat16_dots: whether one instruction adds two products of bfloat16 to a float32 sum.
         amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
     """
@@ -65,11 +69,28 @@ class RegisterFile:
     prefetches: bool = False
     bfloat16_dots: bool = False
     amx_dtypes: frozenset[DType] = frozenset()
+    few_rows_prefetch: Callable[[], bool] | None = None
 
     @property
     def prefetch(self) -> Prefetch | None:
         """The distances of prefetching; ``None``: there is none."""
         return Prefetch(self.caches, self.vector_bytes) if self.prefetches else None
+
+    def prefetch_for(self, rows: Dim, nbytes: int) -> Prefetch | None:
+        """The same for a matmul.
+
+        Args:
+            rows: of the matmul.
+            nbytes: of its panels, at most.
+        """
+        found = self.prefetch
+        if found is None or self.few_rows_prefetch is None:
+            return found
+        most = bounds(rows)[1]
+        few = FEW_ROWS <= most < found.least_rows or (not isinstance(rows, int) and most > 1)
+        if few and not fits_cache(nbytes, self.caches) and self.few_rows_prefetch():
+            return replace(found, least_rows=FEW_ROWS)
+        return found
 
 
 @dataclass(frozen=True)
