@@ -3,6 +3,7 @@
 - ``detokenizer``: characters of tokens, when they are whole.
 - ``stops``: stop strings across tokens.
 - ``parts``: the parts of answers, and the scanner that finds them.
+- ``incremental``: what their parsers share.
 - ``reasoning``: reasoning between tags.
 - ``json_formats``, ``harmony``: calls of tools in the formats of models.
 - ``tool_formats``: these formats by name, and further ones by entry points.

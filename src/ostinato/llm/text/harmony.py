@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from ostinato.llm.generation import ToolCall
-from ostinato.llm.text.parts import AnswerPart, Scanner, joined
+from ostinato.llm.text.incremental import IncrementalParser
+from ostinato.llm.text.parts import AnswerPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,35 +23,14 @@ HARMONY_MARKERS: Final = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS[:3])
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
-class HarmonyParser:
+class HarmonyParser(IncrementalParser):
     """Parses ``<|channel|>final<|message|>…<|end|><|start|>assistant<|channel|>…``.
 
     The answer begins where the prompt ends: after ``<|start|>assistant``. Messages to a recipient
     are calls of tools, those of the channel ``analysis`` are reasoning, and others content.
     """
 
-    def __init__(self) -> None:
-        self._scanner = Scanner()
-        self._calls = 0
-        self._states = self._messages()
-
-    def add(self, text: str) -> AnswerPart:
-        """The part that is certain, given some more text."""
-        self._scanner.text += text
-        return joined(self._certain())
-
-    def finish(self) -> AnswerPart:
-        """The rest, at the end of the stream."""
-        self._scanner.ended = True
-        return joined(self._certain())
-
-    def _certain(self) -> Iterator[AnswerPart]:
-        for part in self._states:
-            if part is None:
-                return
-            yield part
-
-    def _messages(self) -> Iterator[AnswerPart | None]:
+    def _parts(self) -> Iterator[AnswerPart | None]:
         scanner = self._scanner
         started = False
         while True:

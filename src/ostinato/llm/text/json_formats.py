@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from ostinato.llm.text.parts import AnswerPart, JsonEnd, Scanner, called_tool, joined
+from ostinato.llm.text.incremental import IncrementalParser
+from ostinato.llm.text.parts import AnswerPart, JsonEnd, called_tool
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -29,34 +30,8 @@ class PlainParser:
         return AnswerPart()
 
 
-class _Parser:
-    """A parser whose states are a generator: parts, and ``None`` where more text must come."""
-
-    def __init__(self) -> None:
-        self._scanner = Scanner()
-        self._calls = 0
-        self._states = self._parts()
-
-    def add(self, text: str) -> AnswerPart:
-        """The part that is certain, given some more text."""
-        self._scanner.text += text
-        return joined(self._certain())
-
-    def finish(self) -> AnswerPart:
-        """The rest, at the end of the stream."""
-        self._scanner.ended = True
-        return joined(self._certain())
-
-    def _certain(self) -> Iterator[AnswerPart]:
-        for part in self._states:
-            if part is None:
-                return
-            yield part
-
-    def _parts(self) -> Iterator[AnswerPart | None]:
-        raise NotImplementedError
-
-    # -- states that formats share ---------------------------------------------------------------
+class _JsonParser(IncrementalParser):
+    """The states that the formats share."""
 
     def _content_until(self, *marks: str) -> Iterator[AnswerPart | None]:
         """Content, to the end of the first mark."""
@@ -113,7 +88,7 @@ def _value(text: str) -> Any:
         return None
 
 
-class HermesParser(_Parser):
+class HermesParser(_JsonParser):
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as of Hermes and Qwen.
 
     Spaces and line ends between content and a call, and between calls, are no content.
@@ -149,7 +124,7 @@ class HermesParser(_Parser):
                 yield AnswerPart("".join(raw))
 
 
-class LlamaParser(_Parser):
+class LlamaParser(_JsonParser):
     """An answer that is JSON alone, ``{"name": …, "parameters": {…}}``, as of Llama 3.
 
     Several calls have ``;`` between them. ``<|python_tag|>`` may come first.
@@ -182,7 +157,7 @@ class LlamaParser(_Parser):
             yield None
 
 
-class MistralParser(_Parser):
+class MistralParser(_JsonParser):
     """``[TOOL_CALLS]`` before an array of calls, or before the name and arguments of each.
 
     Names are followed by ``{``, or by ``[ARGS]``, or by ``[CALL_ID]…[ARGS]``.
@@ -236,7 +211,7 @@ class MistralParser(_Parser):
         return self._called(call | ({"id": identifier} if identifier else {}))
 
 
-class DeepSeekParser(_Parser):
+class DeepSeekParser(_JsonParser):
     """Calls between DeepSeek's own tokens, of its third version and later ones.
 
     The third has ``function<sep>name`` and the arguments in a fence of Markdown; later ones have

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.llm.text.parts import AnswerPart, Scanner, joined
+from ostinato.llm.text.incremental import IncrementalParser
+from ostinato.llm.text.parts import AnswerPart, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ReasoningParser"]
 
 
-class ReasoningParser:
+class ReasoningParser(IncrementalParser):
     """Tells reasoning between tags from the answer behind it.
 
     Reasoning is at the beginning of an answer, if there is any. Spaces and line ends around it are
@@ -35,33 +36,19 @@ class ReasoningParser:
         end: str = "</think>",
         inside: bool = False,
     ) -> None:
+        super().__init__()
         self._inner = inner
         self._start, self._end = start, end
-        self._scanner = Scanner()
-        self._states = self._reasoning_and_answer(inside)
-        self._held = ""  # spaces that are reasoning if more reasoning follows
-
-    def add(self, text: str) -> AnswerPart:
-        """The part that is certain, given some more text."""
-        self._scanner.text += text
-        return joined(self._parts())
+        self._inside = inside
 
     def finish(self) -> AnswerPart:
         """The rest, at the end of the stream."""
-        self._scanner.ended = True
-        return joined([*self._parts(), self._inner.finish()])
+        return joined([super().finish(), self._inner.finish()])
 
-    def _parts(self) -> Iterator[AnswerPart]:
-        for part in self._states:
-            if part is None:
-                return
-            yield part
-
-    def _reasoning_and_answer(self, inside: bool) -> Iterator[AnswerPart | None]:
-        """Parts in their order; ``None``: more text must come."""
+    def _parts(self) -> Iterator[AnswerPart | None]:
         scanner = self._scanner
         before = ""
-        while not inside:
+        while not self._inside:
             before += scanner.spaces()
             starts = scanner.starts_with(self._start) if scanner.text or scanner.ended else None
             if starts is None:
@@ -70,8 +57,8 @@ class ReasoningParser:
             if not starts:
                 break
             scanner.take(len(self._start))
-            inside = True
-        if inside:
+            self._inside = True
+        if self._inside:
             yield from self._reasoning()
             yield from self._skip_spaces()
         else:

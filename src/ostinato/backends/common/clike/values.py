@@ -1,15 +1,14 @@
-"""``CValue``: a value in a local variable that behaves like a NumPy scalar and writes C.
+"""``CValue``: an element in a local variable, that writes C.
 
-An op's ``evaluate`` rule is ordinary array code; handed these instead of arrays, it writes the
-inner loop of a kernel. Operators follow :mod:`ostinato.dtypes`: operands promote, Python scalars
-take the dtype of the value that they meet. There is no operator ``**``: rules call ``xp.pow``.
+See :mod:`ostinato.backends.common.elements`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, DType, promote
+from ostinato.backends.common.elements import Element, Number, chosen_dtype, scalar_dtype
+from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, DType, promote
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -19,18 +18,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CValue",
     "Code",
-    "Number",
     "Operand",
     "align",
     "align_numeric",
     "function",
     "is_nan",
     "round_to",
-    "value_of",
     "where",
 ]
-
-Number = bool | int | float
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +47,7 @@ class Code:
 
 
 @dataclass(frozen=True, eq=False)
-class CValue:
+class CValue(Element):
     """A value of one dtype: the name of a local variable, or a literal.
 
     Attributes:
@@ -77,6 +72,12 @@ class CValue:
         """The constant ``value`` in this value's dtype."""
         return self.code.constant(self.dtype, value)
 
+    def of(self, operand: Operand) -> CValue:
+        """An operand as a value; a Python scalar takes this one's dtype if it can."""
+        if isinstance(operand, CValue):
+            return operand
+        return self.code.constant(scalar_dtype(operand, self.dtype), operand)
+
     def astype(self, dtype: DType) -> CValue:
         """Converted to ``dtype``, by the rule of the op ``cast``."""
         if dtype == self.dtype:
@@ -95,20 +96,11 @@ class CValue:
     def __add__(self, other: Operand) -> CValue:
         return _called("add", self, other)
 
-    def __radd__(self, other: Operand) -> CValue:
-        return _called("add", value_of(other, self), self)
-
     def __sub__(self, other: Operand) -> CValue:
         return _called("subtract", self, other)
 
-    def __rsub__(self, other: Operand) -> CValue:
-        return _called("subtract", value_of(other, self), self)
-
     def __mul__(self, other: Operand) -> CValue:
         return _called("multiply", self, other)
-
-    def __rmul__(self, other: Operand) -> CValue:
-        return _called("multiply", value_of(other, self), self)
 
     def __truediv__(self, other: Operand) -> CValue:
         x, y = align(self, other)
@@ -116,26 +108,14 @@ class CValue:
             x, y = x.astype(FLOAT32), y.astype(FLOAT32)
         return x.like(x.code.dialect.operator("/", x.dtype, x.text, y.text))
 
-    def __rtruediv__(self, other: Operand) -> CValue:
-        return value_of(other, self) / self
-
     def __floordiv__(self, other: Operand) -> CValue:
         return function("floor_divide", *align_numeric(self, other))
-
-    def __rfloordiv__(self, other: Operand) -> CValue:
-        return value_of(other, self) // self
 
     def __mod__(self, other: Operand) -> CValue:
         return function("floor_remainder", *align_numeric(self, other))
 
-    def __rmod__(self, other: Operand) -> CValue:
-        return value_of(other, self) % self
-
     def __neg__(self) -> CValue:
         return self if self.dtype.is_bool else function("negate", self)
-
-    def __pos__(self) -> CValue:
-        return self
 
     def __abs__(self) -> CValue:
         return function("absolute", self) if self.dtype.is_signed else self
@@ -165,55 +145,21 @@ class CValue:
     def __and__(self, other: Operand) -> CValue:
         return _bitwise(self, other, "&")
 
-    def __rand__(self, other: Operand) -> CValue:
-        return _bitwise(self, other, "&")
-
     def __or__(self, other: Operand) -> CValue:
-        return _bitwise(self, other, "|")
-
-    def __ror__(self, other: Operand) -> CValue:
         return _bitwise(self, other, "|")
 
     def __xor__(self, other: Operand) -> CValue:
         return _bitwise(self, other, "^")
 
-    def __rxor__(self, other: Operand) -> CValue:
-        return _bitwise(self, other, "^")
-
-    def __invert__(self) -> CValue:
-        return self ^ (True if self.dtype.is_bool else -1)
-
     def __lshift__(self, other: Operand) -> CValue:
         return function("shift_left", *align_numeric(self, other))
-
-    def __rlshift__(self, other: Operand) -> CValue:
-        return value_of(other, self) << self
 
     def __rshift__(self, other: Operand) -> CValue:
         return function("shift_right", *align_numeric(self, other))
 
-    def __rrshift__(self, other: Operand) -> CValue:
-        return value_of(other, self) >> self
-
 
 Operand = CValue | Number
 """Operand of an operator: a value or a Python scalar."""
-
-
-def value_of(operand: Operand, like: CValue) -> CValue:
-    """``operand`` as a value; a Python scalar takes the dtype of ``like``.
-
-    A float meeting integers gives float32, an int meeting bools int32, as Python scalars are weak
-    but cannot lose their kind.
-    """
-    if isinstance(operand, CValue):
-        return operand
-    dtype = like.dtype
-    if isinstance(operand, float) and not dtype.is_float:
-        dtype = FLOAT32
-    elif dtype.is_bool and not isinstance(operand, bool):
-        dtype = INT32
-    return like.code.constant(dtype, operand)
 
 
 def align(x: Operand, y: Operand) -> tuple[CValue, CValue]:
@@ -226,8 +172,8 @@ def align(x: Operand, y: Operand) -> tuple[CValue, CValue]:
     if not isinstance(x, CValue):
         if not isinstance(y, CValue):
             raise TypeError(f"one of {x!r} and {y!r} must be a value")
-        x = value_of(x, y)
-    y = value_of(y, x)
+        x = y.of(x)
+    y = x.of(y)
     dtype = promote(x.dtype, y.dtype)
     return _widened(x, dtype), _widened(y, dtype)
 
@@ -256,9 +202,7 @@ def is_nan(x: CValue) -> CValue:
 def where(condition: CValue, x: Operand, y: Operand) -> CValue:
     """``x`` where the bool ``condition`` holds, else ``y``."""
     if not isinstance(x, CValue) and not isinstance(y, CValue):
-        default = FLOAT32 if isinstance(x, float) or isinstance(y, float) else INT32
-        both_bool = isinstance(x, bool) and isinstance(y, bool)
-        x = condition.code.constant(BOOL if both_bool else default, x)
+        x = condition.code.constant(chosen_dtype(x, y), x)
     chosen, other = align(x, y)
     flag = condition.astype(BOOL)
     return chosen.like(chosen.code.dialect.select(flag.text, chosen.text, other.text))

@@ -1,11 +1,7 @@
-"""``Lane``: a value in a register that behaves like a NumPy scalar while it emits instructions.
+"""``Lane``: an element in a register, that emits instructions.
 
-An op's ``evaluate`` rule is ordinary array code; handed lanes instead of arrays, it writes the
-inner loop of a kernel. Operators follow :mod:`ostinato.dtypes`: operands promote, Python scalars
-take the dtype of the lane that they meet, one lane meets many by being repeated.
-
-Plain arithmetic carries no fast-math flags: what the user wrote is what runs. There is no operator
-``**``: a power is an elementary function made of lanes, which rules call as ``xp.pow``.
+See :mod:`ostinato.backends.common.elements`. One lane meets many by being repeated.
+Plain arithmetic carries no fast-math flags: what the user wrote is what runs.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
+from ostinato.backends.common.elements import Element, chosen_dtype, scalar_dtype
 from ostinato.backends.cpu.llvm.conversion import (
     convert,
     from_memory,
@@ -32,7 +29,7 @@ from ostinato.backends.cpu.llvm.types import (
     register_type,
     vector_of,
 )
-from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, DType, promote
+from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, DType, promote
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ __all__ = [
     "broadcast",
     "intrinsic",
     "is_nan",
-    "lane_of",
     "round_to",
     "where",
 ]
@@ -55,7 +51,7 @@ _FIRST = I32(0)
 
 
 @dataclass(frozen=True, eq=False)
-class Lane:
+class Lane(Element):
     """``lanes`` values of one dtype in a register.
 
     Attributes:
@@ -84,6 +80,13 @@ class Lane:
         """The constant ``value`` in this lane's dtype and width."""
         return self.like(constant(self.dtype, value, self.lanes))
 
+    def of(self, operand: Operand) -> Lane:
+        """An operand as a lane; a Python scalar takes this one's dtype if it can, and its width."""
+        if isinstance(operand, Lane):
+            return operand
+        dtype = scalar_dtype(operand, self.dtype)
+        return Lane(self.builder, constant(dtype, operand, self.lanes), dtype, self.lanes)
+
     def astype(self, dtype: DType) -> Lane:
         """Converted to ``dtype`` (see :func:`ostinato.backends.cpu.llvm.conversion.convert`)."""
         value = convert(self.builder, self.value, self.dtype, dtype, self.lanes)
@@ -106,20 +109,11 @@ class Lane:
     def __add__(self, other: Operand) -> Lane:
         return _arithmetic(self, other, "fadd", "add", "or_")
 
-    def __radd__(self, other: Operand) -> Lane:
-        return lane_of(other, self) + self
-
     def __sub__(self, other: Operand) -> Lane:
         return _arithmetic(self, other, "fsub", "sub", "xor")
 
-    def __rsub__(self, other: Operand) -> Lane:
-        return lane_of(other, self) - self
-
     def __mul__(self, other: Operand) -> Lane:
         return _arithmetic(self, other, "fmul", "mul", "and_")
-
-    def __rmul__(self, other: Operand) -> Lane:
-        return lane_of(other, self) * self
 
     def __truediv__(self, other: Operand) -> Lane:
         x, y = align(self, other)
@@ -127,17 +121,11 @@ class Lane:
             x, y = x.astype(FLOAT32), y.astype(FLOAT32)
         return x.like(x.builder.fdiv(x.value, y.value))
 
-    def __rtruediv__(self, other: Operand) -> Lane:
-        return lane_of(other, self) / self
-
     def __floordiv__(self, other: Operand) -> Lane:
         x, y = align_numeric(self, other)
         if x.dtype.is_float:
             return _float_divmod(x, y)[0]
         return x.like(x.integers.divide_floor(x.value, y.value))
-
-    def __rfloordiv__(self, other: Operand) -> Lane:
-        return lane_of(other, self) // self
 
     def __mod__(self, other: Operand) -> Lane:
         x, y = align_numeric(self, other)
@@ -145,16 +133,10 @@ class Lane:
             return _float_divmod(x, y)[1]
         return x.like(x.integers.remainder_floor(x.value, y.value))
 
-    def __rmod__(self, other: Operand) -> Lane:
-        return lane_of(other, self) % self
-
     def __neg__(self) -> Lane:
         if self.dtype.is_float:
             return self.like(self.builder.fneg(self.value))
         return self if self.dtype.is_bool else self.like(self.builder.neg(self.value))
-
-    def __pos__(self) -> Lane:
-        return self
 
     def __abs__(self) -> Lane:
         if self.dtype.is_float:
@@ -186,57 +168,23 @@ class Lane:
     def __and__(self, other: Operand) -> Lane:
         return _bitwise(self, other, "and_")
 
-    def __rand__(self, other: Operand) -> Lane:
-        return _bitwise(self, other, "and_")
-
     def __or__(self, other: Operand) -> Lane:
-        return _bitwise(self, other, "or_")
-
-    def __ror__(self, other: Operand) -> Lane:
         return _bitwise(self, other, "or_")
 
     def __xor__(self, other: Operand) -> Lane:
         return _bitwise(self, other, "xor")
 
-    def __rxor__(self, other: Operand) -> Lane:
-        return _bitwise(self, other, "xor")
-
-    def __invert__(self) -> Lane:
-        return self ^ (True if self.dtype.is_bool else -1)
-
     def __lshift__(self, other: Operand) -> Lane:
         x, y = align_numeric(self, other)
         return x.like(x.integers.shift_left(x.value, y.value))
-
-    def __rlshift__(self, other: Operand) -> Lane:
-        return lane_of(other, self) << self
 
     def __rshift__(self, other: Operand) -> Lane:
         x, y = align_numeric(self, other)
         return x.like(x.integers.shift_right(x.value, y.value))
 
-    def __rrshift__(self, other: Operand) -> Lane:
-        return lane_of(other, self) >> self
-
 
 Operand = Lane | Scalar
 """Operand of an operator: a lane or a Python scalar."""
-
-
-def lane_of(operand: Operand, like: Lane) -> Lane:
-    """``operand`` as a lane; a Python scalar takes the dtype of ``like``.
-
-    A float meeting integers gives float32, an int meeting bools int32, as Python scalars are weak
-    but cannot lose their kind.
-    """
-    if isinstance(operand, Lane):
-        return operand
-    dtype = like.dtype
-    if isinstance(operand, float) and not dtype.is_float:
-        dtype = FLOAT32
-    elif dtype.is_bool and not isinstance(operand, bool):
-        dtype = INT32
-    return Lane(like.builder, constant(dtype, operand, like.lanes), dtype, like.lanes)
 
 
 def broadcast(lane: Lane, lanes: int) -> Lane:
@@ -266,8 +214,8 @@ def align(x: Operand, y: Operand) -> tuple[Lane, Lane]:
     if not isinstance(x, Lane):
         if not isinstance(y, Lane):
             raise TypeError(f"one of {x!r} and {y!r} must be a lane")
-        x = lane_of(x, y)
-    y = lane_of(y, x)
+        x = y.of(x)
+    y = x.of(y)
     lanes = max(x.lanes, y.lanes)
     dtype = promote(x.dtype, y.dtype)
     return broadcast(_widened(x, dtype), lanes), broadcast(_widened(y, dtype), lanes)
@@ -292,9 +240,7 @@ def is_nan(x: Lane) -> Lane:
 def where(condition: Lane, x: Operand, y: Operand) -> Lane:
     """``x`` where the bool ``condition`` holds, else ``y``."""
     if not isinstance(x, Lane) and not isinstance(y, Lane):
-        default = FLOAT32 if isinstance(x, float) or isinstance(y, float) else INT32
-        both_bool = isinstance(x, bool) and isinstance(y, bool)
-        dtype = BOOL if both_bool else default
+        dtype = chosen_dtype(x, y)
         x = Lane(condition.builder, constant(dtype, x, condition.lanes), dtype, condition.lanes)
     chosen, other = align(x, y)
     lanes = max(condition.lanes, chosen.lanes)

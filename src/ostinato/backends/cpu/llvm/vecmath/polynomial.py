@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.llvm.lanes import Lane, Operand, intrinsic, lane_of
+from ostinato.backends.cpu.llvm.lanes import Lane, Operand, intrinsic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,12 +14,12 @@ __all__ = ["exact_fma", "horner", "mad", "odd"]
 
 def mad(x: Lane, y: Operand, z: Operand) -> Lane:
     """``x * y + z``, fused where that is fast."""
-    return intrinsic("fmuladd", x, lane_of(y, x), lane_of(z, x))
+    return intrinsic("fmuladd", x, x.of(y), x.of(z))
 
 
 def exact_fma(x: Lane, y: Operand, z: Operand) -> Lane:
     """``x * y + z`` with one rounding, even where the CPU has no instruction for it."""
-    return intrinsic("fma", x, lane_of(y, x), lane_of(z, x))
+    return intrinsic("fma", x, x.of(y), x.of(z))
 
 
 def horner(x: Lane, coefficients: Sequence[float]) -> Lane:
