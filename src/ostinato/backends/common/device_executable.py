@@ -13,6 +13,7 @@ from ostinato.backends.base import Executable
 from ostinato.backends.common.expert_layers import ExpertLayers
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
+from ostinato.ir.stored import elements
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray, may_share_memory
 from ostinato.plan.order import NOTHING, ORDER, Accesses, Submission, arrays_touched
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.backends.common.program_memory import BlockKind
+    from ostinato.backends.common.weights import Weights
     from ostinato.ir.facts import Fact
     from ostinato.ir.stored import ParamSource
     from ostinato.lower.loopir.kernel import Kernel
@@ -122,6 +124,8 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         context: the device's command queue.
         params: contents of the params.
         compilation: returns the compilation of the program, for plans and reports.
+        siblings: executables of the same model at other sizes, to share weights with; ``None``:
+            there will be none.
 
     Attributes:
         program: runs on :attr:`memory`.
@@ -138,15 +142,19 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         context: C,
         params: Mapping[str, ParamSource],
         compilation: Callable[[], CompiledProgram],
+        siblings: Sequence[Self] | None = None,
     ) -> None:
         self._image = image._replace(constants=())
+        self._weight_form = None if siblings is None else image.weight_form()
         self._context = context
         self._compilation = compilation
         self._lent: dict[Slot | str, Storage] = {}
-        self._start(ProgramMemory(image, kind))
+        shared = self._weights_of(siblings or (), params)
+        self._start(ProgramMemory(image, kind, shared))
         for name in image.states:
             self.write_state(name, None)
-        self.memory.weights.write_first(params, self._write)
+        if shared is None:
+            self.memory.weights.write_first(params, self._write)
 
     # -- what a device hands in --------------------------------------------------------------------
 
@@ -244,6 +252,30 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         return self._image.results
 
     # -- params and states -------------------------------------------------------------------------
+
+    def _weights_of(
+        self, siblings: Sequence[Self], params: Mapping[str, ParamSource]
+    ) -> Weights[M, S] | None:
+        """The weights of a sibling that has the same ones in the same form."""
+        for other in siblings:
+            if other._weight_form == self._weight_form and not other.unset:
+                with other.memory.guard:
+                    alike = params.keys() == other._image.params.keys()
+                    if alike and all(other._holds(*param) for param in params.items()):
+                        other.memory.check_open()
+                        return other.memory.weights.share()
+        return None
+
+    def _holds(self, name: str, source: ParamSource) -> bool:
+        """Whether a param has these contents."""
+        weights = self.memory.weights
+        if name in weights.unpacked:
+            return weights.unpacked.holds(name, source)
+        nbytes, location = self._image.params[name]
+        assert location is not None
+        held = memoryview(bytearray(nbytes))
+        weights.block.memory.read(location[1], held)
+        return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
 
     def write_params(self, params: Mapping[str, Array]) -> None:
         self.memory.weights.write(params, self._write)
