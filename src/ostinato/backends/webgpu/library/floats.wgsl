@@ -185,6 +185,15 @@ fn bfloat16_bits(x: f32) -> u32 {
 
 fn from_bfloat16(code: u32) -> f32 { return float_of(code << 16u); }
 
+// The halves of a word. The built-in function may take what is subnormal for zero.
+fn pair_of_halves(word: u32) -> vec2<f32> {
+    let magnitudes = vec2<u32>(word & 0x7FFFu, (word >> 16u) & 0x7FFFu);
+    let signs = vec2<u32>(word << 16u, word) & vec2<u32>(0x80000000u);
+    let above = bitcast<vec2<f32>>((magnitudes << vec2<u32>(13u)) | vec2<u32>(0x38800000u));
+    let small = bitcast<vec2<u32>>(above - vec2<f32>(6.103515625e-05)) | signs;
+    return select(unpack2x16float(word), bitcast<vec2<f32>>(small), magnitudes < vec2<u32>(0x400u));
+}
+
 fn round_float16(x: f32) -> f32 { return from_float16(float16_bits(x)); }
 fn round_bfloat16(x: f32) -> f32 { return from_bfloat16(bfloat16_bits(x)); }
 
