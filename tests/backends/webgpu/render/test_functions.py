@@ -127,3 +127,13 @@ def test_conversions_of_halves_are_exact(
     np.testing.assert_array_equal(found[1], truth.astype(np.float32))
     (back,) = session.compile(widened).run({"x": every})
     np.testing.assert_array_equal(back.view(np.uint32), wide.view(np.uint32))
+
+
+def test_a_tangent_of_a_quotient(session: ost.Session) -> None:
+    """Signs are copied right by compilers that look through quotients, too."""
+    x = np.random.default_rng(0).normal(size=(11, 70)).astype(np.float32)
+    graph = ost.Graph("quotient")
+    operand = graph.input("x", x.shape)
+    graph.set_outputs([graph.tanh(graph.sum(operand * operand, 1) / 5.0)])
+    (found,) = session.compile(graph).run({"x": x})
+    np.testing.assert_allclose(found, np.tanh((x.astype(np.float64) ** 2).sum(1) / 5), rtol=1e-6)

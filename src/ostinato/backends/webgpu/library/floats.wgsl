@@ -49,8 +49,10 @@ fn sign_f32(x: f32) -> f32 {
     return select(signed, x, is_nan(x));
 }
 
+// A choice: LLVM 15 gets two masks beside a choice wrong, and so does Mesa's software adapter.
 fn copysign_f32(x: f32, y: f32) -> f32 {
-    return float_of((bitcast<u32>(x) & 0x7FFFFFFFu) | (bitcast<u32>(y) & 0x80000000u));
+    let magnitude = bitcast<u32>(x) & 0x7FFFFFFFu;
+    return float_of(select(magnitude, magnitude | 0x80000000u, bitcast<i32>(y) < 0));
 }
 
 fn absolute_f32(x: f32) -> f32 { return float_of(bitcast<u32>(x) & 0x7FFFFFFFu); }
