@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from cuda.bindings import driver, nvrtc
+from cuda.bindings import driver
 
 import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.cublaslt import CublasLt, find_library
-from ostinato.backends.cuda.headers import headers
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.library import LibraryProduct, LibrarySettings
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
@@ -126,34 +126,6 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def compiled(text: str, target: CudaTarget) -> bytes:
-    """A cubin."""
-    files = headers()
-    program = check(
-        nvrtc.nvrtcCreateProgram(
-            text.encode(),
-            b"kernel.cu",
-            len(files),
-            [content.encode() for content in files.values()],
-            [name.encode() for name in files],
-        )
-    )
-    options = [
-        f"--gpu-architecture={target.arch}".encode(),
-        b"--std=c++17",
-        b"-fmad=false",
-        b"-default-device",
-    ]
-    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if int(code) != 0:
-        log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(log.decode())
-    cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
-    check(nvrtc.nvrtcGetCUBIN(program, cubin))
-    return cubin
-
-
 def launcher(
     call: Call, target: CudaTarget, scratch: dict[str, torch.Tensor]
 ) -> Callable[[Mapping[str, torch.Tensor]], None]:
@@ -168,7 +140,7 @@ def launcher(
     if isinstance(kernel, LibraryProduct):
         return library_launcher(call, kernel, scratch)
     assert isinstance(kernel, CudaKernel)
-    module = check(driver.cuModuleLoadData(compiled(kernel.source(target), target)))
+    module = check(driver.cuModuleLoadData(compile_text(kernel.source(target), target.arch)))
     function = check(driver.cuModuleGetFunction(module, kernel.name.encode()))
     launch = kernel.launch(target)
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

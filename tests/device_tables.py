@@ -115,6 +115,8 @@ _FEATURES = {
     "capture": "capture",
     "single_ops": "sessions",
     "expert_residency": "expert residency",
+    "experts_in_file": "experts in files",
+    "inouts": "given arrays",
     "row_limits": "active extents",
 }
 

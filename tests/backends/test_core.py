@@ -86,6 +86,41 @@ def test_arena_refuses(args, error, message):
         _core.Arena(*args)
 
 
+@pytest.mark.parametrize("nbytes", [0, 1, 4097, (2 << 20) - 1, 2 << 20, (4 << 20) + 4097])
+@pytest.mark.parametrize("shared", [True, False])
+def test_arena_of_a_file_starts_where_huge_pages_do(tmp_path, nbytes, shared):
+    path = tmp_path / "file"
+    contents = np.random.default_rng(nbytes).integers(0, 256, nbytes + 5, np.uint8).tobytes()
+    path.write_bytes(contents)
+    with path.open("r+b") as file:
+        arena = _core.Arena.map_file(file.fileno(), nbytes, shared=shared)
+    assert arena.nbytes == nbytes
+    assert arena.address % (2 << 20 if nbytes >= 2 << 20 else 4096) == 0
+    assert bytes(memoryview(arena)) == contents[:nbytes]
+    if nbytes:
+        np.frombuffer(arena, np.uint8)[-1] ^= 1
+    last = bytes([contents[nbytes - 1] ^ 1]) if nbytes and shared else contents[nbytes - 1 : nbytes]
+    assert path.read_bytes() == contents[: nbytes - 1] + last + contents[nbytes:] or not nbytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux lists what is mapped")
+@pytest.mark.parametrize("nbytes", [1, 4 << 20])
+def test_a_file_that_can_not_be_mapped_leaves_no_memory(tmp_path, nbytes):
+    path, maps = tmp_path / "file", Path("/proc/self/maps")
+    path.write_bytes(bytes(nbytes))
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        with pytest.raises(PermissionError):
+            _core.Arena.map_file(descriptor, nbytes)
+        before = maps.read_text().count("\n")
+        for _ in range(20):
+            with pytest.raises(PermissionError):
+                _core.Arena.map_file(descriptor, nbytes)
+        assert maps.read_text().count("\n") < before + 20
+    finally:
+        os.close(descriptor)
+
+
 # ---- running ---------------------------------------------------------------------------------
 
 

@@ -69,6 +69,11 @@ def _packed(d: Draw, rows: int, blocks: int) -> tuple[str, Value]:
 
 def _packed_matmul(d: Draw, dtype: str) -> Value:
     m, blocks, n = d.size(), d.integer(1, 3), d.size()
+    if d.integer(0, 3) == 0:
+        count = d.integer(1, 3)
+        name, w = _packed(d, count * n, blocks)
+        stack = d.g.reshape(w, (count, n, blocks * FORMATS[name].nbytes))
+        return d.g.packed_matmul(d.of((count, m, blocks * FORMATS[name].size), dtype), stack, name)
     name, w = _packed(d, n, blocks)
     depth = blocks * FORMATS[name].size
     return d.g.packed_matmul(d.of(d.choice(((depth,), (m, depth), (2, m, depth))), dtype), w, name)

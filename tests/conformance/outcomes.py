@@ -29,8 +29,16 @@ class _Outcomes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            with self._path.open("a") as file:
-                print(json.dumps([report.nodeid, _outcome(report), _reason(report)]), file=file)
+            self._write(report.nodeid, _outcome(report), _reason(report))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count a file whose tests cannot be collected as one that failed."""
+        if report.failed:
+            self._write(report.nodeid or "the collection of tests", "failed", "")
+
+    def _write(self, *outcome: str) -> None:
+        with self._path.open("a") as file:
+            print(json.dumps(outcome), file=file)
 
 
 def _outcome(report: pytest.TestReport) -> str:

@@ -68,6 +68,13 @@ def test_a_crash_is_the_failure_of_one_test(suite: str) -> None:
     assert not stage.good
 
 
+def test_a_file_without_its_tests_is_a_failure(suite: str) -> None:
+    Path(suite).write_text("import ostinato.nothing\n" + SUITE)
+    stage = run(suite, "passes")
+    assert (stage.passed, stage.failed) == (0, 1)
+    assert not stage.good
+
+
 def test_a_process_that_hangs(suite: str) -> None:
     stage = run(suite, "hangs", seconds=5)
     assert stage.problem == "stopped after 5 s"

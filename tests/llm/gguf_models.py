@@ -41,6 +41,19 @@ ARCHITECTURES = {
 _PAIRED = ("llama", "granite", "smollm3")
 
 
+def expressible(model: str, config: Config) -> dict[str, Any]:
+    """Changes of a ``config.json`` without which no GGUF file could have it."""
+    if model == "qwen2":  # no file says that some layers of it have windows
+        full = ["full_attention"] * config["num_hidden_layers"]
+        return {"use_sliding_window": False, "layer_types": full, "sliding_window": None}
+    if model.startswith("gemma"):  # nor another factor of the scores
+        return {"query_pre_attn_scalar": config["head_dim"]}
+    if model == "deepseek_v3":  # nor a factor of angles beside that of scores
+        rope = dict(config["rope_parameters"])
+        return {"rope_parameters": rope | {"mscale": rope["mscale_all_dim"]}}
+    return {}
+
+
 def write_gguf(
     path: Path,
     model: str,

@@ -246,3 +246,11 @@ def test_parts_of_a_tensor_have_keys_of_their_own():
     whole = _Known().read()
     assert np.array_equal(found["last"].source.read(), whole[:, 3:])
     assert np.array_equal(found["turned"].source.read(), whole.T)
+
+
+def test_a_folder_of_gguf_files_says_what_to_load(tmp_path: Path):
+    (tmp_path / "model-q8_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ost.InputError, match=r"load one of its GGUF files .*: 'model-q8_0\.gguf'"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(ost.InputError, match="there is no folder or file ''"):
+        open_checkpoint("")

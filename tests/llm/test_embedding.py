@@ -13,8 +13,8 @@ import ostinato as ost
 from ostinato.errors import InputError, ModelFormatError
 from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.config import Pooling
-from ostinato.llm.embedding import Embedder, embedding_settings, open_static
-from ostinato.llm.tokenizers import tokenizer_from_folder, tokenizer_from_json
+from ostinato.llm.embedding import Embedder, embedding_settings
+from ostinato.llm.tokenizers import tokenizer_from_folder
 from ostinato.moe.safetensors import SafetensorsFile, write_safetensors
 from tests.llm.model_files import LLAMA2_TOKENIZER, WORDLLAMA, model_file
 from tests.llm.tiny_encoders import load_encoder
@@ -188,21 +188,51 @@ def test_static_vectors_are_means(tmp_path: Path):
     table = np.random.default_rng(0).standard_normal((len(WORDS), 16)).astype(np.float16)
     write_tokenizer(tmp_path)
     write_safetensors(tmp_path / "model.safetensors", {"embeddings": table})
-    embedder = open_static(tmp_path, tokenizer_from_folder(tmp_path))
-    found = embedder.embed(["w1 w2", "w3", ""], normalize=False)
-    wanted = np.stack([table[[5, 6]].astype(float).mean(axis=0), table[7], np.zeros(16)])
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    assert np.array_equal(embedder.embed(["w3 w3"]), embedder.embed(["w3"]))
-    write_safetensors(tmp_path / "model.safetensors", {"weights": table})
+    with ost.llm.load(tmp_path) as model:
+        found = model.embed(["w1 w2", "w3", ""], normalize=False)
+        wanted = np.stack([table[[5, 6]].astype(float).mean(axis=0), table[7], np.zeros(16)])
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert np.array_equal(model.embed(["w3 w3"]), model.embed(["w3"]))
+        with pytest.raises(InputError, match="reads whole texts"):
+            model.generate("w3")
+        with pytest.raises(ost.UnsupportedOpError, match="no head that scores"):
+            model.rerank("w3", ["w4"])
+
+
+def test_static_vectors_of_model2vec_have_rows_and_factors(tmp_path: Path):
+    rng = np.random.default_rng(1)
+    table = rng.standard_normal((10, 8)).astype(np.float32)
+    rows = rng.integers(0, 10, len(WORDS))
+    factors = rng.random(len(WORDS))
+    tensors = {"embeddings": table, "mapping": rows, "weights": factors}
+    write_tokenizer(tmp_path)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    config = {"model_type": "model2vec", "architectures": ["StaticModel"], "seq_length": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"normalize": True}))
+    with ost.llm.load(tmp_path) as model:
+        # The unknown word is left out, and a text is cut behind its third token.
+        found = model.embed(["w1 never w2", "w1 w2 w3 w4"], normalize=False)
+        first, second = ([5, 6], [5, 6, 8])
+        wanted = [(table[rows[ids]] * factors[ids, np.newaxis]).mean(0) for ids in (first, second)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    write_safetensors(tmp_path / "model.safetensors", tensors | {"mapping": rows + 9})
+    with pytest.raises(ModelFormatError, match="'mapping' has rows beyond the 10"):
+        ost.llm.load(tmp_path)
+    write_safetensors(tmp_path / "model.safetensors", tensors | {"weights": factors[1:]})
+    with pytest.raises(ModelFormatError, match="'weights' is a list of 124 floats"):
+        ost.llm.load(tmp_path)
+    write_safetensors(tmp_path / "model.safetensors", {"other": table})
     with pytest.raises(ModelFormatError, match="no matrix of floats 'embeddings'"):
-        open_static(tmp_path, tokenizer_from_folder(tmp_path))
+        ost.llm.load(tmp_path)
 
 
-def test_static_vectors_of_a_real_model_tell_texts_apart():
-    tokenizer = tokenizer_from_json(model_file(LLAMA2_TOKENIZER).read_bytes(), {})
-    embedder = open_static(model_file(WORDLLAMA), tokenizer)
+def test_static_vectors_of_a_real_model_tell_texts_apart(tmp_path: Path):
+    for part, name in (("weights", WORDLLAMA), ("tokenizers", LLAMA2_TOKENIZER)):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / name).symlink_to(model_file(name))
     texts = ["A man is eating food.", "A sailor eats a meal.", "The stock market fell today."]
-    found = embedder.embed(texts)
+    with ost.llm.load(tmp_path) as model:
+        found, tokenizer = model.embed(texts), model.tokenizer
     assert found.shape == (3, 256)
     assert found[0] @ found[1] > found[0] @ found[2] + 0.1
     table = SafetensorsFile(model_file(WORDLLAMA)).tensors["embedding.weight"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import ostinato as ost
 from ostinato.llm.engine.engine import Engine
+from ostinato.llm.engine.kv_cache import most_blocks
 from ostinato.llm.engine.requests import Request
 from ostinato.llm.engine.sequence import Sequence
 from ostinato.llm.generation import Generation
@@ -433,3 +434,58 @@ def test_counters_add_up(toy: Engine) -> None:
     assert stats.prompt_tokens == 100
     assert stats.completion_tokens == sum(len(answer.tokens) for answer in answers)
     assert stats.blocks == 24
+
+
+def windowed(window: int, blocks: int, sequences: int = 2) -> Engine:
+    """An engine on a model whose tokens attend to the last ones alone."""
+    limits = Limits(rows=64, sequences=sequences, blocks=blocks, context=960)
+    return engine(ToyStep(limits, window=window), step_rows=64, prefill_rows=64)
+
+
+@pytest.mark.parametrize("window", [1, 30, 64, 65, 100, 200])
+def test_blocks_behind_a_window_are_given_back(window: int) -> None:
+    draw = np.random.default_rng(window)
+    prompts = [draw.integers(0, END, length).tolist() for length in (300, 5, 640, 130)]
+    sampling = Sampling(max_tokens=300, temperature=0.8, seed=3, ignore_eos=True)
+    plain = windowed(window, 64, sequences=1)
+    plain._scheduler.cache._window = None  # nothing is given back
+    wanted = [plain.submit(Request(prompt, sampling)).result(60) for prompt in prompts]
+    plain.close()
+    few = most_blocks(940, window, 64)
+    assert few < 15
+    # As few as one takes; too few for two, so that they are preempted; enough for both.
+    for blocks in (few, few + 3, 2 * few + 2):
+        own = windowed(window, blocks)
+        try:
+            for _ in range(2):  # again, from what the prefix tree has kept
+                tickets = [own.submit(Request(prompt, sampling)) for prompt in prompts]
+                for ticket, answer in zip(tickets, wanted, strict=True):
+                    same(ticket.result(60), answer)
+                settled(own)
+            more = [*prompts[0], *wanted[0].tokens]
+            found = own.submit(Request(more, replace(sampling, max_tokens=1))).result(60)
+            assert found.usage.cached == 0 or found.usage.cached > len(more) - 128
+        finally:
+            own.close()
+    small = windowed(window, few - 1)
+    with pytest.raises(ost.ContextError, match="exceed the memory for keys and values"):
+        small.submit(Request(prompts[2], sampling))
+    small.close()
+
+
+def test_prefixes_behind_a_window_are_found_again() -> None:
+    own = windowed(100, 16)
+    sampling = Sampling(max_tokens=4, temperature=0, ignore_eos=True)
+    long, other = ([n] * 600 for n in (1, 2))
+    first = own.submit(Request(long, sampling)).result(60)
+    own.submit(Request(other, sampling)).result(60)
+    again = own.submit(Request([*long, 3, 4], sampling)).result(60)
+    assert first.usage.cached == 0
+    assert again.usage.cached == 600
+    # Shorter than what is left of it: nothing of it can be used, and the answer is right.
+    part = own.submit(Request([*long[:200], 5], sampling)).result(60)
+    own.close()
+    fresh = windowed(100, 16)
+    same(part, fresh.submit(Request([*long[:200], 5], sampling)).result(60))
+    same(again, fresh.submit(Request([*long, 3, 4], sampling)).result(60))
+    fresh.close()

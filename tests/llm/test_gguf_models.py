@@ -16,7 +16,7 @@ from ostinato.llm.config import ModelConfig, Rope
 from ostinato.llm.families.rope import frequencies, magnitude
 from ostinato.llm.step import StepGraph
 from ostinato.records import field_names
-from tests.llm.gguf_models import ARCHITECTURES, write_gguf
+from tests.llm.gguf_models import ARCHITECTURES, expressible, write_gguf
 from tests.llm.greedy import LIMITS, forced, spread_blocks
 from tests.llm.tiny_models import load_expected, prompt, random_tensors, write_folder
 
@@ -61,15 +61,7 @@ def differences(ours: ModelConfig, theirs: ModelConfig) -> list[str]:
 def both(model: str, path: Path) -> tuple[Path, Path]:
     """A folder and a GGUF file of a model."""
     expected = load_expected(model)
-    config = dict(expected.config)
-    if model == "qwen2":  # no file of GGUF says that some layers of it have windows
-        config |= {"use_sliding_window": False, "layer_types": ["full_attention"] * 4}
-        config["sliding_window"] = None
-    if model.startswith("gemma"):  # nor another factor of the scores
-        config["query_pre_attn_scalar"] = config["head_dim"]
-    if model == "deepseek_v3":  # nor a factor of angles beside that of scores
-        rope = dict(config["rope_parameters"])
-        config["rope_parameters"] = rope | {"mscale": rope["mscale_all_dim"]}
+    config = {**expected.config, **expressible(model, expected.config)}
     write_folder(path / "folder", config, expected.shapes, 0)
     file = path / "model.gguf"
     write_gguf(file, model, config, random_tensors(expected.shapes, 0))

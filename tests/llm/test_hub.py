@@ -160,6 +160,29 @@ def test_offline(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not hub.asked
 
 
+def test_offline_finds_a_folder_of_downloads_as_the_library_has_it(tmp_path: Path) -> None:
+    commit = "0123456789" * 4
+    store = tmp_path / "models--owner--name"
+    (store / "refs").mkdir(parents=True)
+    (store / "refs" / "main").write_text(commit)
+    (store / "blobs").mkdir()
+    for file in FOLDER:
+        link = store / "snapshots" / commit / file
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob = store / "blobs" / file.replace("/", "-")
+        blob.write_bytes(b"{}")
+        link.symlink_to(blob)
+    for name in ("owner/name", "owner/name@main", f"owner/name@{commit}"):
+        found = download(name, offline=True, cache=tmp_path)
+        assert found == store / "snapshots" / commit
+        assert (found / "1_Pooling" / "config.json").read_bytes() == b"{}"
+    for name in ("owner/name@v2", "owner/other"):
+        with pytest.raises(InputError, match="was not downloaded before"):
+            download(name, offline=True, cache=tmp_path)
+    with pytest.raises(InputError, match="no file or format 'Q8_0'; it has no GGUF files"):
+        download("owner/name:Q8_0", offline=True, cache=tmp_path)
+
+
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(

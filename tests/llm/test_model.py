@@ -14,6 +14,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.llm import LLM, Grammar, NGrams, Request, Sampling
+from ostinato.llm.config import ModelConfig
 from ostinato.llm.memory import byte_count
 from tests.llm.model_files import SMOLLM2, model_file
 from tests.llm.tiny_llm import TEMPLATE, write_llm
@@ -330,3 +331,24 @@ def test_a_process_may_end_in_the_middle_of_an_answer(folder: Path) -> None:
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout == "end\n"
     assert not found.stderr
+
+
+def test_blocks_behind_a_window_change_no_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_llm(tmp_path, "mistral")
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(3, 131, length).tolist() for length in (17, 200, 300)]
+    samplings = [
+        Sampling(max_tokens=180, seed=seed, ignore_eos=True, logprobs=0) for seed in range(3)
+    ]
+
+    def answers(kv_memory: int | None) -> list[tuple[object, object]]:
+        with ost.llm.load(folder, context=512, sequences=2, kv_memory=kv_memory) as model:
+            found = model.generate_many(prompts, samplings)
+            return [(answer.tokens, answer.logprobs) for answer in found]
+
+    # 8 blocks are those of one context; two answers of 480 tokens run at a time.
+    few = answers(8 * 64 * 4 * 2 * 48 * 2)
+    monkeypatch.setattr(ModelConfig, "longest_window", None)
+    assert answers(None) == few

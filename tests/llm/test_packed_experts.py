@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import UINT8
-from ostinato.errors import InputError
 from ostinato.ir.stored import StoredTensor
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.checkpoints.mxfp4 import joined_blocks
@@ -89,8 +88,8 @@ def test_answers_of_packed_experts(kind: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(parts, logits)
 
 
-def test_blocks_of_safetensors_have_the_elements_of_widened_ones() -> None:
-    """Answers of widened ones are those of transformers."""
+def test_elements_of_blocks_of_safetensors() -> None:
+    """By the definition of E2M1 with an exponent."""
     rng = np.random.default_rng(0)
     arrays = {
         "w_blocks": rng.integers(0, 256, (3, 5, 2, 16), np.uint8),
@@ -101,14 +100,14 @@ def test_blocks_of_safetensors_have_the_elements_of_widened_ones() -> None:
     assert joined.shape == (3, 64, 5)
     assert joined.format is not None
     elements = decode(joined.source.read(), joined.format).swapaxes(1, 2)
-    np.testing.assert_array_equal(elements, joined.plain().source.read().astype(np.float32))
+    blocks, scales = arrays["w_blocks"], arrays["w_scales"]
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(3, 5, 2, 32)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[codes & 7]
+    shifts = scales.astype(np.int32)[..., None] - 127
+    expected = np.ldexp(np.where(codes & 8, -numbers, numbers), shifts).reshape(3, 5, 64)
+    np.testing.assert_array_equal(elements, expected.swapaxes(1, 2))
+    np.testing.assert_array_equal(joined.plain().source.read().astype(np.float32), elements)
     assert elements.any()
-
-
-def test_packed_experts_can_not_stay_in_their_file(tmp_path: Path) -> None:
-    checkpoint = packed_model("mixtral_gguf", tmp_path)
-    with pytest.raises(InputError, match=r"can not stay in their file: .* blocks of gguf:q8_0"):
-        StepGraph(checkpoint, LIMITS, expert_budget=1 << 24)
 
 
 def test_parts_of_several_formats(tmp_path: Path) -> None:
@@ -128,6 +127,46 @@ def test_parts_of_several_formats(tmp_path: Path) -> None:
     _, exact = forced(step_of(widened(checkpoint)), ids, answer)
     _, logits = forced(step_of(checkpoint), ids, answer)
     assert error_of(logits, exact) < 0.08
+
+
+def test_matrices_of_latent_attention_stay_packed(tmp_path: Path) -> None:
+    """Those of each head, in formats of their own; a file that has neither in blocks has floats."""
+    expected = load_expected("deepseek_v3")
+    config = {**expected.config, "qk_nope_head_dim": 32, "kv_lora_rank": 64}
+    heads, width, turned = config["num_attention_heads"], config["hidden_size"], 8
+    shapes = {}
+    for name, shape in expected.shapes.items():
+        sizes = {
+            "q_b_proj.weight": [heads * (32 + turned), config["q_lora_rank"]],
+            "kv_a_proj_with_mqa.weight": [64 + turned, width],
+            "kv_a_layernorm.weight": [64],
+            "kv_b_proj.weight": [heads * (32 + config["v_head_dim"]), 64],
+        }
+        shapes[name] = next((s for end, s in sizes.items() if name.endswith(end)), shape)
+    tensors = random_tensors(shapes, 0)
+    kinds = gguf.GGMLQuantizationType
+    formats = {"attn_k_b": kinds.Q8_0, "attn_v_b": kinds.Q5_1}
+    for file, packed in (("exact.gguf", None), ("packed.gguf", formats)):
+        write_gguf(tmp_path / file, "deepseek_v3", config, tensors, packed)
+    checkpoint = open_checkpoint(tmp_path / "packed.gguf")
+    into, out = (checkpoint.weights[f"1.{part}.weight"] for part in ("k_up", "v_up"))
+    assert (into.format, out.format) == ("gguf:q8_0", "gguf:q5_1")
+    assert into.shape == elements_of(into).shape == (heads, 32, 64)
+    assert out.shape == elements_of(out).shape == (heads, config["v_head_dim"], 64)
+    exact = open_checkpoint(tmp_path / "exact.gguf")
+    assert exact.weights["1.k_up.weight"].format is None
+    for part in ("k_up", "v_up"):
+        name = f"1.{part}.weight"
+        near = elements_of(checkpoint.weights[name]) - exact.weights[name].source.read()
+        assert np.abs(near).max() < 0.05
+    ids = prompt(checkpoint.config.vocabulary, 17, 0)
+    step = step_of(checkpoint)
+    _, wanted = forced(step_of(widened(checkpoint)), ids, [5, 6])
+    _, logits = forced(step, ids, [5, 6])
+    assert error_of(logits, wanted) < 0.03
+    for chunk in (1, 5):
+        _, parts = forced(step_of(checkpoint), ids, [5, 6], chunk)
+        np.testing.assert_array_equal(parts, logits)
 
 
 def test_packed_biases_are_widened(tmp_path: Path) -> None:

@@ -113,8 +113,6 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path: Path) -> None:
         quantize_file(source, target, wrong)
     with pytest.raises(ost.InputError, match="sequence of patterns"):
         quantize_file(source, target, "q8_0", skip="half")
-    with pytest.raises(ost.InputError, match="is a folder"):
-        quantize_file(tmp_path, target, "q8_0")
     with pytest.raises(ost.ModelFormatError):
         quantize_file(Path(__file__), target, "q8_0")
     with pytest.raises(OSError, match="absent"):

@@ -34,13 +34,13 @@ DIVERGENCE = 5e-3
 Array = np.ndarray[Any, Any]
 
 
-def step_of(checkpoint: Checkpoint, rows: int) -> StepGraph:
+def step_of(checkpoint: Checkpoint, rows: int, kv_dtype: str = "float32") -> StepGraph:
     """A step that reads a prompt and an answer at once."""
     blocks = -(-rows // BLOCK_TOKENS)
     limits = StepLimits(
         rows=rows, sequences=1, picks=rows, blocks=blocks, context=rows, adjustments=1
     )
-    step = StepGraph(checkpoint, limits, kv_dtype="float32")
+    step = StepGraph(checkpoint, limits, kv_dtype=kv_dtype)
     spread_blocks(step)
     return step
 

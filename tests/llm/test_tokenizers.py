@@ -330,8 +330,8 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_tokenizer_json_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(ModelFormatError, match=r"only tokenizer\.model.*save_pretrained"):
+    (tmp_path / "vocab.json").write_bytes(b"")
+    with pytest.raises(ModelFormatError, match=r"only vocab\.json.*save_pretrained"):
         tokenizer_from_folder(tmp_path)
 
 

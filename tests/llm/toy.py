@@ -104,10 +104,20 @@ def sample(logits, uniform, temperature, top_k, top_p, min_p) -> int:
 
 
 class ToyStep:
-    """The step. With ``recurrent`` its history is a state of each slot instead of the pool."""
+    """The step. With ``recurrent`` its history is a state of each slot instead of the pool.
 
-    def __init__(self, limits: Limits | None = None, *, recurrent: bool = False) -> None:
+    With ``window``, its history are so many last tokens.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        recurrent: bool = False,
+        window: int | None = None,
+    ) -> None:
         self.limits = limits = limits or Limits()
+        self.window = window
         self.recurrent = recurrent
         table = -(-limits.context // BLOCK_TOKENS)
         rows, picks, more = limits.rows, limits.picks, limits.adjustments
@@ -184,8 +194,9 @@ class ToyStep:
             return int(self.states[slot])
         table = x.table[slot]
         self.pool[table[position // 64], position % 64] = token * 1000 + position
-        history = self.pool[table[: position // 64 + 1]].reshape(-1)[: position + 1]
-        assert (history % 1000 == np.arange(position + 1)).all(), "a position is another's"
+        first = 0 if self.window is None else max(position - self.window + 1, 0)
+        history = self.pool[table[: position // 64 + 1]].reshape(-1)[first : position + 1]
+        assert (history % 1000 == np.arange(first, position + 1)).all(), "a position is another's"
         result = 0
         for value in history // 1000:
             result = (result * 31 + int(value) + 1) % 1_000_003
@@ -229,5 +240,5 @@ def prepare(request: Request) -> PreparedRequest:
 def engine(step: ToyStep | None = None, proposer=None, **settings) -> Engine:
     """An engine on a toy model."""
     step = step or ToyStep()
-    cache = KVCache(step, recurrent=step.recurrent)
+    cache = KVCache(step, recurrent=step.recurrent, window=step.window)
     return Engine(step, cache, prepare, EngineSettings(**settings), proposer=proposer)

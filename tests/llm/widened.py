@@ -24,8 +24,7 @@ def elements_of(weight: Weight) -> Array:
     if weight.format is None:
         return found.astype(np.float32)
     elements = decode(found, weight.format)
-    # Packed matrices of experts are [experts, outputs, inputs].
-    return np.ascontiguousarray(elements.swapaxes(1, 2)) if elements.ndim == 3 else elements
+    return np.ascontiguousarray(elements.swapaxes(1, 2)) if weight.summed == -2 else elements
 
 
 class _Widened(StoredTensor):

@@ -181,16 +181,6 @@ def test_stacked_matrices_of_a_gguf_file(tmp_path, dtype):
     )
 
 
-def test_packed_matrices_of_a_gguf_file_are_not_found(tmp_path):
-    entry = TensorEntry("w", (EXPERTS, 3, 32), TENSOR_TYPES[2])
-    with GGUFWriter(tmp_path / "e.gguf", {}, [entry]) as writer:
-        writer.write(np.zeros(entry.nbytes, np.uint8))
-    file = ost.moe.ExpertFile(GGUFFile(tmp_path / "e.gguf"))
-    assert file.names == ()
-    with pytest.raises(ost.InputError, match="no tensor"):
-        ost.Session("cpu").compile(graph(), experts=file)
-
-
 def products(rows: int = 9) -> ost.Graph:
     """Two products that share expert ids, with more in the kernels of the products."""
     g = ost.Graph("products")

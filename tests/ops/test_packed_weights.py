@@ -118,6 +118,38 @@ def test_a_row_does_not_depend_on_the_others(name: str) -> None:
             np.testing.assert_array_equal(found[0], expected[0][:count])
 
 
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_stack_of_matrices(name: str) -> None:
+    """Each part has the bits that it has with its matrix alone, whatever the sizes."""
+    size = FORMATS[name].size
+    rng = np.random.default_rng(4)
+    more = [(1, 1, 1, 1), (2, 1, 70, 1), (5, 13, 32, 1)] if name in (Q4, "gguf:q5_k") else []
+    for count, rows, columns, blocks in [(3, 7, 19, 2), *more]:
+        w = packed(name, count * columns, blocks).reshape(count, columns, -1)
+        x = rng.standard_normal((rows, count, blocks * size)).astype(np.float32)
+
+        def graph(n: Any, x: Array = x, w: Array = w) -> ost.Graph:
+            g = ost.Graph("stack")
+            left = g.permute_dims(g.input("x", (n, *x.shape[1:])), (1, 0, 2))
+            product = g.packed_matmul(left, g.param("w", w.shape, "uint8", value=w), name)
+            g.set_outputs([product, g.permute_dims(g.silu(product), (1, 0, 2))])
+            return g
+
+        expected = np.stack([
+            compiled(matmul_graph(name, part, matrix)).run({"x": part})[0]
+            for part, matrix in zip(np.ascontiguousarray(x.swapaxes(0, 1)), w, strict=True)
+        ])  # fmt: skip
+        truth = ost.reference.evaluate(graph(rows), {"x": x})
+        for sizes, threads in ((rows, 1), (ost.Variable("n", 1, 40), 2)):
+            found = ost.Session("cpu", threads=threads).compile(graph(sizes)).run({"x": x})
+            np.testing.assert_array_equal(found[0], expected)
+            for actual, wanted in zip(found, truth, strict=True):
+                scale = max(np.abs(wanted).max(), 1e-3)
+                np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5 * scale)
+        (plain, _) = compiled(graph(rows), optimize=False).run({"x": x})
+        np.testing.assert_array_equal(plain, expected)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_with_a_nan_or_an_infinity_is_nan(bad: float) -> None:
     for name in ("gguf:q4_0", "gguf:q4_k"):
@@ -240,6 +272,9 @@ REFUSED: dict[str, Callable[[G], Any]] = {
     ),
     "expected rows, got a scalar": lambda g: g.packed_matmul(
         g.input("x", ()), g.input("w", (2, 18), "uint8"), Q4
+    ),
+    "a stack u8[2,3,18] takes [2, rows, K], got f32[3,4,32]": lambda g: g.packed_matmul(
+        g.input("x", (3, 4, 32)), g.input("w", (2, 3, 18), "uint8"), Q4
     ),
     "w is uint8 [rows, bytes]": lambda g: g.packed_embedding(
         g.input("i", (2,), "int64"), g.input("w", (2, 18), "int8"), Q4

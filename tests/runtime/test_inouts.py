@@ -39,6 +39,7 @@ def test_a_run_writes_to_the_array_that_it_is_given(optimize, session):
             np.testing.assert_allclose(found, result.outputs["sum"])
 
 
+@pytest.mark.needs("in_place_states")
 def test_no_copy_of_the_array_is_made(session):
     _, compiled = cache_step(session, rows=1 << 16)
     assert compiled.plan.memory.arena_bytes < 1 << 16
@@ -123,3 +124,34 @@ def test_a_handle_may_stand_in(session):
     for step in range(3):
         compiled.run({"x": np.ones((1, 4), np.float32), "at": np.array(step)})
     assert compiled.read_handle("cache").sum() == 12
+
+
+def test_a_handle_and_an_array_by_turns(session):
+    """A device may exchange the memory of a handle, and not that of the caller's array."""
+    _, compiled = cache_step(session)
+    mine, x = np.zeros((6, 4), np.float32), np.ones((1, 4), np.float32)
+    compiled.bind_handle("cache", mine)
+    for step in range(3):
+        (total,) = compiled.run({"x": x, "at": np.array(step)})
+        np.testing.assert_array_equal(total, np.full(4, step + 1, np.float32))
+        compiled.run({"x": x, "at": np.array(step), "cache": mine})
+        assert mine.sum() == compiled.read_handle("cache").sum() == 4 * (step + 1)
+    twin = compiled.clone()
+    twin.run({"x": x, "at": np.array(5)})
+    assert compiled.read_handle("cache").sum() == 12
+    assert twin.read_handle("cache").sum() == 16
+
+
+def test_one_value_for_an_array_a_state_and_an_output(session):
+    g = ost.Graph()
+    a, s = g.inout("a", (2, 3)), g.state("s", (2, 3))
+    total = a + s + 1
+    g.assign(a, total)
+    g.assign(s, total)
+    g.set_outputs([total])
+    compiled = session.compile(g)
+    held = np.zeros((2, 3), np.float32)
+    for want in (1, 3, 7):
+        (found,) = compiled.run({"a": held})
+        assert (found == want).all() and (held == want).all()
+        assert (compiled.read_handle("s") == want).all()

@@ -179,3 +179,26 @@ def test_clones_and_raw_runs_agree(session, name):
         assert [array.tobytes() for array in twin.run_raw(feed)] == expected
     for state in "ab":
         assert twin.read_handle(state).tobytes() == compiled.read_handle(state).tobytes()
+
+
+def test_empty_states_params_and_constants_beside_others(session):
+    """Each is an array of its own, although it takes no memory."""
+    g = ost.Graph("empty")
+    x = g.input("x", (3,))
+    sums = []
+    for name in ("first", "second"):
+        none, state = g.state(f"{name}.none", (0, 2)), g.state(name, (3,))
+        nothing = g.param(f"{name}.nothing", (0,), "int32", value=np.zeros(0, np.int32))
+        weight = g.param(f"{name}.weight", (3,), value=np.arange(3, dtype=np.float32))
+        total = state + x * weight + g.constant(np.arange(3, dtype=np.float32))
+        g.assign(state, total)
+        g.assign(none, none + 1)
+        sums += [total, none * 2, nothing + 1]
+    g.set_outputs(sums)
+    compiled = session.compile(g)
+    for _ in range(2):
+        found = compiled.run({"x": np.ones(3, np.float32)})
+    for first in (0, 3):
+        np.testing.assert_array_equal(found[first], [0, 4, 8])
+        assert found[first + 1].shape == (0, 2)
+        assert found[first + 2].dtype == np.int32

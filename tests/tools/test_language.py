@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import select
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +112,59 @@ def test_tokens_shows_pieces_and_the_template(folder: str) -> None:
     assert found["rendered"] == "user: hi\nassistant: "
     assert "".join(found["pieces"]) == found["rendered"]
     assert "user: hi" in invoke("tokens", folder, "hi", "--chat").stdout
+
+
+class Terminal:
+    """A program on a pseudo-terminal of its own, as if it were typed at."""
+
+    def __init__(self, command: list[str]) -> None:
+        pty = pytest.importorskip("pty")
+        self.process, self._terminal = pty.fork()
+        if not self.process:
+            os.execv(command[0], command)  # ends this process or replaces its program
+        self.shown, self._read = "", 0
+
+    def wait_for(self, text: str, seconds: float = 120) -> None:
+        """Read until a text is shown behind the one that was waited for before."""
+        end = time.monotonic() + seconds
+        while (place := self.shown.find(text, self._read)) < 0:
+            ready, _, _ = select.select([self._terminal], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{text!r} is not shown: {self.shown[-500:]!r}"
+            self.shown += os.read(self._terminal, 1 << 12).decode(errors="replace")
+        self._read = place + len(text)
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self._terminal, text.encode())
+
+    def close(self) -> int:
+        """Wait for the end of the program; its exit code."""
+        with contextlib.suppress(OSError):  # the terminal is gone with the program
+            while os.read(self._terminal, 1 << 12):
+                pass
+        _, status = os.waitpid(self.process, 0)
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: str) -> None:
+    command = [sys.executable, "-m", "ostinato.tools.cli", "chat", folder, "-n", "440"]
+    terminal = Terminal([*command, "--temp", "1.5", "--seed", "1", "--threads", "1"])
+    terminal.wait_for("/help lists commands")
+    terminal.wait_for("> ")
+    terminal.type("\x03")  # at the prompt, it says how to end
+    terminal.wait_for("Ctrl-D or /exit ends the chat")
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("hello\r\n")
+    terminal.type("\x03")
+    terminal.wait_for("> ")
+    terminal.type("/stats\n")
+    terminal.wait_for("tokens, seed 1")
+    found = re.search(r"answer: (\d+) tokens", terminal.shown)
+    assert found is not None
+    assert int(found[1]) < 440
+    terminal.type("/reset\n")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.close() == 0

@@ -38,6 +38,7 @@ class Op(ABC):
         reduces: whether the result is made of all elements along the axes ``axis``.
         binds_size: whether it gives the data-dependent Variable ``size``, an attribute, its value.
         takes_narrow: whether operands may be of narrow dtypes: the op moves or converts elements.
+        decodes_weights: whether a decomposition decodes packed weights to float32, in memory.
     """
 
     name: ClassVar[str]
@@ -50,6 +51,7 @@ class Op(ABC):
     reduces: ClassVar[bool] = False
     binds_size: ClassVar[bool] = False
     takes_narrow: ClassVar[bool] = False
+    decodes_weights: ClassVar[bool] = False
     _instance: ClassVar[Op]
 
     def __new__(cls) -> Self:

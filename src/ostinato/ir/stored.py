@@ -1,4 +1,4 @@
-"""Initial values of params: arrays, or tensors that stay in a file until needed."""
+"""Initial values of params: arrays, or tensors that stay in files until needed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ostinato.errors import ModelFormatError
+from ostinato.ir.files import FileRange
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
-    from ostinato.ir.files import FileRange, OpenFile
+    from ostinato.ir.files import OpenFile
     from ostinato.ir.types import TensorType
 
 __all__ = [
     "ExpertSource",
     "ExpertTensor",
+    "MatrixLayout",
     "ParamSource",
     "ParamValues",
     "StoredTensor",
@@ -61,47 +63,117 @@ class StoredTensor(ABC):
         """The place of the elements in a file; ``None``: no file has them as they are."""
         return None
 
+    def matrices(self, name: str) -> ExpertTensor | None:
+        """The matrices that the tensor's last two axes hold, in their files.
+
+        Args:
+            name: for messages.
+
+        Returns:
+            ``None``: no file has them as they are.
+        """
+        place = self.in_file
+        if place is None or len(self.shape) not in (2, 3):
+            return None
+        count, rows, columns = (1, *self.shape)[-3:]
+        pitch = columns * self.dtype.itemsize
+        nbytes = rows * pitch
+        places = (FileRange(place.file, place.offset + i * nbytes, nbytes) for i in range(count))
+        layout = MatrixLayout((pitch,))
+        return ExpertTensor(name, self.dtype, (count, rows, columns), layout, (tuple(places),))
+
     def release(self) -> None:  # noqa: B027  # most have nothing to give back
         """Give back memory that :meth:`read` has taken and that can be read again."""
 
 
+@dataclass(frozen=True)
+class MatrixLayout:
+    """The layout of a matrix in files: lines of one length, one below the other.
+
+    Attributes:
+        pitches: bytes from one line to the next. Two of them: lines of MXFP4 blocks are apart in
+            their elements, two neighbours in each byte, and their scales.
+        transposed: whether a line is a column of the matrix, rather than a row.
+        step: elements from one of a line to the next.
+    """
+
+    pitches: tuple[int, ...]
+    transposed: bool = False
+    step: int = 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether elements of blocks and their scales are in ranges of their own."""
+        return len(self.pitches) > 1
+
+    def lines(self, matrix: tuple[int, int]) -> tuple[int, int]:
+        """Lines of a matrix of so many rows and columns, and elements of each."""
+        rows, columns = matrix
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
 @dataclass(frozen=True, eq=False)
 class ExpertTensor(StoredTensor):
-    """The matrices of a layer's experts, ``[experts, rows, columns]``, each a range of a file.
+    """The matrices of a layer's experts, ``[experts, rows, columns]``, in ranges of files.
 
     Attributes:
         name: for messages.
-        file: which, kept open.
-        dtype: of the elements.
+        dtype: of the elements; uint8 for the bytes of packed rows.
         shape: of the whole.
-        offsets: by expert, the first byte of its matrix.
-        transposed: whether the file has each matrix column by column.
+        layout: of each matrix in its range, or its ranges.
+        ranges: by expert, in each range of the layout.
     """
 
     name: str
-    file: OpenFile
     dtype: DType
     shape: tuple[int, int, int]
-    offsets: tuple[int, ...]
-    transposed: bool = False
+    layout: MatrixLayout
+    ranges: tuple[tuple[FileRange, ...], ...]
+
+    @property
+    def files(self) -> list[OpenFile]:
+        """The files that the matrices are in."""
+        return list(dict.fromkeys(place.file for part in self.ranges for place in part))
+
+    def octets(self, expert: int) -> list[bytes]:
+        """The bytes of an expert's matrix in each of its ranges.
+
+        Raises:
+            ModelFormatError: a file is no longer what it was.
+        """
+        found = []
+        for part in self.ranges:
+            place = part[expert]
+            data = place.file.read(place.offset, place.nbytes)
+            if len(data) != place.nbytes or not place.file.unchanged:
+                raise self.changed(place.file)
+            found.append(data)
+        return found
+
+    def matrix(self, expert: int) -> Array:
+        """An expert's matrix ``[rows, columns]``.
+
+        Those in several ranges are of a class that joins them.
+
+        Raises:
+            ModelFormatError: a file is no longer what it was.
+        """
+        (data,), layout = self.octets(expert), self.layout
+        shape, size = layout.lines(self.shape[1:]), self.dtype.itemsize
+        strides = layout.pitches[0], layout.step * size
+        lines: Array = np.ndarray(shape, self.dtype.numpy, data, strides=strides)
+        return lines.T if layout.transposed else lines
 
     def read(self) -> Array:
-        _, rows, columns = self.shape
-        matrix = (columns, rows) if self.transposed else (rows, columns)
         whole = np.empty(self.shape, self.dtype.numpy)
-        nbytes = rows * columns * self.dtype.itemsize
-        for expert, offset in enumerate(self.offsets):
-            data = self.file.read(offset, nbytes)
-            if len(data) != nbytes or not self.file.unchanged:
-                raise self.changed()
-            part = np.frombuffer(data, self.dtype.numpy).reshape(matrix)
-            whole[expert] = part.T if self.transposed else part
+        for expert in range(len(whole)):
+            whole[expert] = self.matrix(expert)
         return whole
 
-    def changed(self) -> ModelFormatError:
+    def changed(self, file: OpenFile) -> ModelFormatError:
         """The error for a file that is no longer what it was."""
         return ModelFormatError(
-            f"{self.name!r}: the file {self.file.name!r} was written, or could not be read, since "
+            f"{self.name!r}: the file {file.name!r} was written, or could not be read, since "
             "it was opened; open it again"
         )
 

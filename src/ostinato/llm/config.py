@@ -272,3 +272,10 @@ class ModelConfig:
     segments: int = 0
     labels: int = 0
     causal: bool = True
+
+    @property
+    def longest_window(self) -> int | None:
+        """The most tokens that a token attends to; ``None``: all before it, in some layer."""
+        windows = [layer.window for layer in self.layers]
+        known = [window for window in windows if window is not None]
+        return max(known) if known and len(known) == len(windows) else None

@@ -1,8 +1,7 @@
 """Vectors of texts, and scores of documents for a query.
 
 A folder says how rows become a vector: ``modules.json`` and ``1_Pooling/config.json`` as Sentence
-Transformers write them, with prompts for queries and passages. Static embeddings, one vector for
-each token, need no model at all: their texts are means.
+Transformers write them, with prompts for queries and passages.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from ostinato.errors import InputError, ModelFormatError
-from ostinato.frontends.gguf.sources import MappedFile
 from ostinato.llm.config import Pooling
 from ostinato.llm.encoder import Encoder
 from ostinato.llm.fields import Fields
-from ostinato.moe.safetensors import SafetensorsFile
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -33,9 +30,11 @@ __all__ = [
     "Embedder",
     "EmbeddingSettings",
     "Kind",
-    "StaticEmbedder",
+    "TextArguments",
     "embedding_settings",
-    "open_static",
+    "finished",
+    "pooled",
+    "shortened",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -55,9 +54,6 @@ _POOLINGS: Final = {
 
 #: The names that files have for the sides of a search.
 _KINDS: Final = {"query": ("query", "search_query"), "passage": ("passage", "document")}
-
-#: The tensor of static embeddings, by the names that files have for it.
-_TABLES: Final = ("embeddings", "embedding.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +175,11 @@ def finished(
     return whole.astype(np.float32)
 
 
-class _TextArguments:
+class TextArguments:
     """The checks of arguments, whatever makes vectors of texts."""
 
     def __init__(self, tokenizer: Tokenizer, settings: EmbeddingSettings, width: int) -> None:
-        self._tokenizer, self.settings = tokenizer, settings
+        self.tokenizer, self.settings = tokenizer, settings
         self.width = width
 
     def prompted(self, texts: Sequence[str], kind: Kind | None) -> list[str]:
@@ -210,12 +206,12 @@ class _TextArguments:
             raise InputError(f"dimensions is from 1 to {self.width}, got {dimensions!r:.80}")
 
 
-def _shortened(ids: list[int], most: int | None) -> list[int]:
+def shortened(ids: list[int], most: int | None) -> list[int]:
     """Tokens without those before the last one that are too many."""
     return ids if most is None or len(ids) <= most else [*ids[: most - 1], ids[-1]]
 
 
-class Embedder(_TextArguments):
+class Embedder(TextArguments):
     """Vectors of texts by a model that reads whole texts, and scores by its head.
 
     Args:
@@ -281,7 +277,7 @@ class Embedder(_TextArguments):
         """
         self.check(dimensions)
         every = self.prompted(texts, kind)
-        ids = [_shortened(self._tokenizer.encode(t, add_bos=True), self.most) for t in every]
+        ids = [shortened(self.tokenizer.encode(t, add_bos=True), self.most) for t in every]
         rows = self.encoder.rows(ids)
         vectors = [pooled(part, self.settings.pooling.kind) for part in rows]
         return finished(vectors, self.width, dimensions, normalize)
@@ -297,75 +293,11 @@ class Embedder(_TextArguments):
         config = self.encoder.config
         if not config.labels:
             raise InputError(f"{config.architecture} has no head that scores texts")
-        pairs = [self._tokenizer.encode_pair(query, t) for t in self.prompted(documents, None)]
+        pairs = [self.tokenizer.encode_pair(query, t) for t in self.prompted(documents, None)]
         most = self.encoder.context
-        ids = [_shortened(tokens, most) for tokens, _ in pairs]
-        rows = self.encoder.rows(ids, [_shortened(kinds, most) for _, kinds in pairs])
+        ids = [shortened(tokens, most) for tokens, _ in pairs]
+        rows = self.encoder.rows(ids, [shortened(kinds, most) for _, kinds in pairs])
         kind = "first" if config.pooling is None or not config.pre_norm else config.pooling.kind
         wide = [pooled(part, kind) for part in rows]
         found = self.encoder.classes(finished(wide, self.width, None, normalize=False))
         return np.ascontiguousarray(found[:, -1])
-
-
-class StaticEmbedder(_TextArguments):
-    """Vectors of texts as means of the vectors of their tokens.
-
-    Args:
-        table: a vector for each token.
-        tokenizer: of the vocabulary.
-        settings: prompts, and the most tokens of a text.
-    """
-
-    def __init__(
-        self, table: Array, tokenizer: Tokenizer, settings: EmbeddingSettings | None = None
-    ) -> None:
-        super().__init__(
-            tokenizer, settings or EmbeddingSettings(pooling=Pooling()), table.shape[1]
-        )
-        self._table = table
-
-    def embed(
-        self,
-        texts: Sequence[str],
-        *,
-        kind: Kind | None = None,
-        dimensions: int | None = None,
-        normalize: bool = True,
-    ) -> Array:
-        """See :meth:`Embedder.embed`; the vector of an empty text is zero."""
-        self.check(dimensions)
-        vectors = [self._mean(self._tokenizer.encode(t)) for t in self.prompted(texts, kind)]
-        return finished(vectors, self.width, dimensions, normalize)
-
-    def _mean(self, ids: list[int]) -> Array:
-        ids = _shortened([i for i in ids if i < len(self._table)], self.settings.most)
-        if not ids:
-            return np.zeros(self.width)
-        return np.asarray(self._table[ids].mean(axis=0, dtype=np.float64))
-
-
-def open_static(path: Path, tokenizer: Tokenizer) -> StaticEmbedder:
-    """Static embeddings of a safetensors file, or of a folder with ``model.safetensors``.
-
-    Args:
-        path: of the file or folder.
-        tokenizer: of the vocabulary.
-
-    Raises:
-        ModelFormatError: the file is damaged, or has no table of vectors.
-        OSError: it can not be read.
-    """
-    file = SafetensorsFile(path / "model.safetensors" if path.is_dir() else path)
-    names = [name for name in _TABLES if name in file.tensors]
-    place = file.tensors[names[0]] if names else None
-    if place is None or len(place.shape) != 2 or not place.dtype.is_float or 0 in place.shape:
-        listed = " or ".join(map(repr, _TABLES))
-        raise ModelFormatError(f"{path.name!r} has no matrix of floats {listed}")
-    count = place.shape[0] * place.shape[1]
-    flat = MappedFile(file.file).array(place.dtype, count, place.offset, names[0])
-    settings = None
-    if path.is_dir():
-        fields = Fields(_json(path / "config.json", dict) or {}, f"{path.name}/config.json")
-        most = fields.size("seq_length", None)
-        settings = EmbeddingSettings(pooling=Pooling(), most=most)
-    return StaticEmbedder(flat.reshape(place.shape), tokenizer, settings)

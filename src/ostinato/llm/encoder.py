@@ -12,6 +12,7 @@ import numpy as np
 
 from ostinato.dtypes import INT32
 from ostinato.errors import ContextError, InputError
+from ostinato.llm.device_weights import for_device
 from ostinato.llm.families.builder import Builder, TextRows
 from ostinato.ops.builder import Graph
 from ostinato.runtime.session import Session
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.options import CompileOptions
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
+    from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.compiled_graph import CompiledGraph
 
 __all__ = ["Encoder"]
@@ -71,13 +73,18 @@ class Encoder:
         if not 1 <= self.context <= self.config.context:
             most = self.config.context
             raise InputError(f"context is a number from 1 to {most}, got {context!r:.80}")
-        self._checkpoint = checkpoint
         self._session = session or Session("cpu")
+        self._checkpoint = for_device(checkpoint, self._session.capabilities)
         self._options = options
         self._most_rows = max(_ROWS, self.context)
         self._most_texts = max(1, min(_TEXTS, _PLACES // self.context))
         self._compiled = self._session.compile(self._graph(), options=options)
         self._head: CompiledGraph | None = None
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """The kernels of a run, in order, and their memory."""
+        return self._compiled.plan
 
     def _graph(self) -> Graph:
         checkpoint, config = self._checkpoint, self.config

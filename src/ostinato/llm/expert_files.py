@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ostinato.errors import InputError
 from ostinato.ir.stored import ExpertSource
-from ostinato.llm.weights import expert_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,11 +13,12 @@ if TYPE_CHECKING:
     from ostinato.ir.stored import ExpertTensor
     from ostinato.ir.types import TensorType
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
+    from ostinato.llm.weights import Weight
 
-__all__ = ["CheckpointExperts"]
+__all__ = ["EXPERT_MATRICES", "CheckpointExperts"]
 
 #: Endings of the names of experts' matrices.
-_MATRICES = tuple(f".experts.{part}.weight" for part in ("gate", "up", "down"))
+EXPERT_MATRICES = tuple(f".experts.{part}.weight" for part in ("gate", "up", "down"))
 
 
 class CheckpointExperts(ExpertSource):
@@ -33,7 +33,9 @@ class CheckpointExperts(ExpertSource):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._weights = {
-            name: weight for name, weight in checkpoint.weights.items() if name.endswith(_MATRICES)
+            name: weight
+            for name, weight in checkpoint.weights.items()
+            if name.endswith(EXPERT_MATRICES)
         }
         if not self._weights:
             raise InputError(f"{checkpoint.name!r} has no experts: a budget for them is of no use")
@@ -42,8 +44,17 @@ class CheckpointExperts(ExpertSource):
         """See :meth:`~ostinato.ir.stored.ExpertSource.tensors`.
 
         Raises:
-            InputError: experts are in no file as they are, or in several.
+            InputError: no file has the matrices of some experts as they are computed.
         """
-        return {
-            name: expert_tensor(weight) for name, weight in self._weights.items() if name in params
-        }
+        return {name: _in_files(w) for name, w in self._weights.items() if name in params}
+
+
+def _in_files(weight: Weight) -> ExpertTensor:
+    found = weight.source.matrices(weight.name)
+    if found is None:
+        raise InputError(
+            f"the experts {weight.name!r} can not stay in their files, which do not hold them as "
+            f"they are computed, in {weight.format or weight.source.dtype}: load them without a "
+            'budget, or a model in another format; weights="keep" narrows none'
+        )
+    return found

@@ -31,6 +31,7 @@ _FOLDER_FILES: Final = (
     "config_sentence_transformers.json",
     "generation_config.json",
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.json",

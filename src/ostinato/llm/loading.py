@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ostinato.errors import InputError
 from ostinato.llm.checkpoints import open_checkpoint
+from ostinato.llm.device_weights import for_device
 from ostinato.llm.memory import (
     DEFAULT_CONTEXT,
     Limits,
@@ -20,8 +21,15 @@ from ostinato.llm.memory import (
 from ostinato.llm.model import LLM
 from ostinato.llm.sampling import Sampling, sampling_with
 from ostinato.llm.speculation import DRAFTS, NGrams
+from ostinato.llm.static_embeddings import (
+    StaticFiles,
+    open_static,
+    static_checkpoint,
+    static_files,
+)
 from ostinato.llm.step import StepGraph, StepLimits
 from ostinato.llm.tokenizers import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from ostinato.llm.tokenizers.tokenizer_json import tokenizer_from_file
 from ostinato.records import replace
 from ostinato.runtime.session import Session
 
@@ -67,7 +75,8 @@ def load(
 
     Args:
         model: a folder with ``config.json``, a ``.gguf`` file, or a name on the hub:
-            ``owner/name``, then ``:file`` or ``:quantisation``, then ``@revision``.
+            ``owner/name``, then ``:file`` or ``:quantisation``, then ``@revision``. Folders of
+            static embeddings, which only embed, need no ``config.json``.
         device: its device.
         threads: on the CPU, how many threads run it; by default one for each processor.
         weights: ``"keep"`` computes weights in the formats of their files; the others make them
@@ -95,13 +104,16 @@ def load(
         raise InputError(f"draft is an LLM or NGrams, got {type(draft).__name__}")
     budget = None if expert_budget is None else byte_count("expert_budget", expert_budget)
     path = _path_of(model, offline, progress)
+    if (files := static_files(Path(path))) is not None:
+        return _load_static(files, kv_dtype)
     checkpoint = open_checkpoint(path, weights=weights)
     context = _checked_context(context, checkpoint)
     tokenizer = _tokenizer_of(checkpoint)
     session = Session(device, threads=threads)
     compiling = None if progress is None else partial(progress, "compiling")
     step = None
-    known = Limits(context, sequences, 0, 0, _weight_bytes(checkpoint))
+    weight_bytes = _weight_bytes(for_device(checkpoint, session.capabilities))
+    known = Limits(context, sequences, 0, 0, weight_bytes)
     if checkpoint.config.causal:
         size = block_bytes(checkpoint, kv_dtype)
         blocks = count_blocks(max(size, 1), sequences, context, kv_memory)
@@ -128,6 +140,23 @@ def load(
     )
 
 
+def _load_static(files: StaticFiles, kv_dtype: str) -> LLM:
+    """Static embeddings, which nothing is compiled for."""
+    embedder = open_static(files)
+    checkpoint = static_checkpoint(files, embedder)
+    known = Limits(checkpoint.config.context, 0, 0, 0, files.table.stat().st_size)
+    return LLM(
+        checkpoint,
+        embedder.tokenizer,
+        None,
+        Sampling(),
+        known,
+        None,
+        lambda: embedder,
+        kv_dtype=kv_dtype,
+    )
+
+
 def open_tokenizer(
     model: str | os.PathLike[str],
     *,
@@ -140,7 +169,10 @@ def open_tokenizer(
         InputError: there is no such model.
         ModelFormatError: its files are damaged, or of a model that is not known.
     """
-    checkpoint = open_checkpoint(_path_of(model, offline, progress))
+    path = _path_of(model, offline, progress)
+    if (files := static_files(Path(path))) is not None:
+        return tokenizer_from_file(files.tokenizer), None
+    checkpoint = open_checkpoint(path)
     tokenizer = _tokenizer_of(checkpoint)
     return tokenizer, _template_of(checkpoint, tokenizer)
 

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from ostinato.llm.engine.scheduler import Proposer
     from ostinato.llm.generation import Generation, Stream
     from ostinato.llm.memory import Limits
+    from ostinato.llm.static_embeddings import StaticEmbedder
     from ostinato.llm.step import StepGraph
     from ostinato.llm.templates import ChatTemplate, Message, Tool
     from ostinato.llm.tokenizers import Tokenizer
+    from ostinato.moe.residency import ResidencyCounters
     from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["LLM"]
@@ -73,7 +75,7 @@ class LLM:
         defaults: Sampling,
         limits: Limits,
         step: StepGraph | None,
-        embedder: Callable[[], Embedder],
+        embedder: Callable[[], Embedder | StaticEmbedder],
         *,
         kv_dtype: str,
         draft: LLM | NGrams | None = None,
@@ -87,9 +89,12 @@ class LLM:
         self._step = step
         self._kv_dtype = kv_dtype
         self._recurrent = step is not None and step.slot_bytes > 0
-        self._cache = KVCache(step, recurrent=self._recurrent) if step is not None else None
+        self._cache = None
+        if step is not None:
+            window = self.config.longest_window
+            self._cache = KVCache(step, recurrent=self._recurrent, window=window)
         self._new_embedder = embedder
-        self._embedder: Embedder | None = None
+        self._embedder: Embedder | StaticEmbedder | None = None
         self._embedding = Lock()
         self._grammars = GrammarCompiler(tokenizer, checkpoint.config.vocabulary)
         self._end_tokens = frozenset(checkpoint.end_tokens) | tokenizer.end_tokens
@@ -121,6 +126,15 @@ class LLM:
             InputError: the model generates no text.
         """
         return self._steps()[0].plan
+
+    @property
+    def expert_counters(self) -> ResidencyCounters | None:
+        """Calls and transfers of experts so far; ``None`` where all of them are in memory.
+
+        Raises:
+            InputError: the model generates no text.
+        """
+        return self._steps()[0].expert_counters
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -300,7 +314,7 @@ class LLM:
         with self._embedding:
             return self._vectors().rerank(query, documents)
 
-    def _vectors(self) -> Embedder:
+    def _vectors(self) -> Embedder | StaticEmbedder:
         if self._closed:
             raise SessionStateError("the model is closed")
         if self._embedder is None:

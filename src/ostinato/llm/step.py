@@ -13,27 +13,44 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
+from ostinato.llm.device_weights import for_device
 from ostinato.llm.expert_files import CheckpointExperts
 from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
+from ostinato.moe.expert_pool import ExpertPool
+from ostinato.moe.policy import TidePolicy
+from ostinato.moe.residency import ResidencyLoop
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass, field_names
 from ostinato.runtime.session import Session
 from ostinato.variables import Variable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.common.experts import ExpertLayer
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import Value
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.config import ModelConfig
+    from ostinato.moe.residency import ResidencyCounters
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.compiled_graph import CompiledGraph
 
-__all__ = ["BLOCK_TOKENS", "StepGraph", "StepInputs", "StepLimits", "StepOutputs", "step_graph"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "TIDE",
+    "StepGraph",
+    "StepInputs",
+    "StepLimits",
+    "StepOutputs",
+    "step_graph",
+]
 
 Array = np.ndarray[Any, Any]
+
+TIDE: Final = TidePolicy(refresh_every=16)
+"""The schedule by which experts in files become resident, unless another one is given."""
 
 #: Calls that are kept, one for each combination of sizes.
 _KEPT_CALLS: Final = 256
@@ -236,6 +253,8 @@ class StepGraph:
         progress: called with ``(done, total)`` as kernels are compiled.
         expert_budget: bytes of memory for experts, the others of which stay in their files; by
             default all are in memory.
+        expert_policy: the schedule by which those that are called most become resident; ``None``:
+            the first ones stay resident.
 
     Raises:
         InputError: limits are out of range, or a dtype is not; or experts have to stay in files
@@ -258,9 +277,11 @@ class StepGraph:
         options: CompileOptions | None = None,
         progress: Progress | None = None,
         expert_budget: int | None = None,
+        expert_policy: TidePolicy | None = TIDE,
     ) -> None:
-        graph, states = step_graph(checkpoint, limits, kv_dtype)
         session = session or Session("cpu")
+        checkpoint = for_device(checkpoint, session.capabilities)
+        graph, states = step_graph(checkpoint, limits, kv_dtype)
         compiled = session.compile(
             graph,
             options=options,
@@ -268,7 +289,7 @@ class StepGraph:
             experts=None if expert_budget is None else CheckpointExperts(checkpoint),
             expert_budget=expert_budget,
         )
-        self._take(checkpoint.config, limits, states, compiled)
+        self._take(checkpoint.config, limits, states, compiled, expert_policy)
 
     def _take(
         self,
@@ -276,6 +297,7 @@ class StepGraph:
         limits: StepLimits,
         states: Mapping[str, State],
         compiled: CompiledGraph,
+        policy: TidePolicy | None,
     ) -> None:
         """Allocate the arrays of a compiled step."""
         self.config, self.limits = config, limits
@@ -298,6 +320,18 @@ class StepGraph:
         self._buffers = [arrays[name] for name in compiled.inputs]
         self._prepared = compiled.prepare_run([array.shape for array in self._buffers])
         self._calls: OrderedDict[tuple[int, int, int], Callable[[], None]] = OrderedDict()
+        self._policy = policy
+        self._residency = None if policy is None else _residency(compiled, policy)
+
+    @property
+    def expert_layers(self) -> Sequence[ExpertLayer]:
+        """The layers that choose among experts, with their slots if experts stay in files."""
+        return self._graph.moe_layers
+
+    @property
+    def expert_counters(self) -> ResidencyCounters | None:
+        """Calls and transfers of experts; ``None`` where all are in memory, or without a policy."""
+        return None if self._residency is None else self._residency.counters
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -320,6 +354,7 @@ class StepGraph:
 
         Raises:
             InputError: a number is beyond the limits.
+            ModelFormatError: experts could not be read from their files.
             PlanError: the step was closed.
         """
         key = rows, picks, adjustments
@@ -329,6 +364,8 @@ class StepGraph:
         else:
             self._calls.move_to_end(key)
         call()
+        if self._residency is not None:
+            self._residency.after_run()
 
     def _bind(self, rows: int, picks: int, adjustments: int) -> Callable[[], None]:
         """A call for sizes that are new; the one used longest ago makes room for it."""
@@ -444,11 +481,21 @@ class StepGraph:
     def clone(self) -> StepGraph:
         """A step with arrays and pools of its own, which are empty, and the same weights."""
         twin = StepGraph.__new__(StepGraph)
-        twin._take(self.config, self.limits, self._declared, self._graph.clone())
+        twin._take(self.config, self.limits, self._declared, self._graph.clone(), self._policy)
         return twin
 
     def close(self) -> None:
         """Give back all memory; from now on :meth:`run` raises :class:`PlanError`."""
         self._calls.clear()
         self._states, self._buffers, self._prepared = {}, [], None
-        self._compiled = None
+        self._compiled = self._residency = None
+
+
+def _residency(compiled: CompiledGraph, policy: TidePolicy) -> ResidencyLoop | None:
+    """The loop that moves experts; ``None`` where all are in memory."""
+    layers = compiled.moe_layers
+    slots = [layer.experts if layer.slots is None else layer.slots for layer in layers]
+    if all(count == layer.experts for count, layer in zip(slots, layers, strict=True)):
+        return None
+    pools = [ExpertPool(layer.experts, n) for n, layer in zip(slots, layers, strict=True)]
+    return ResidencyLoop(compiled, pools, policy)

@@ -13,17 +13,24 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from ostinato.conversion import convert
-from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8
-from ostinato.errors import InputError, ModelFormatError
-from ostinato.ir.stored import ExpertTensor, StoredTensor
+from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ostinato.errors import ModelFormatError
+from ostinato.llm.weight_sources import (
+    Converted,
+    Derived,
+    Encoded,
+    ExpertRows,
+    Stack,
+    taken_columns,
+)
 from ostinato.ops.packed.decoding import packed_format
-from ostinato.ops.packed.encoding import encode
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.dtypes import DType
+    from ostinato.ir.stored import ExpertTensor, StoredTensor
 
 __all__ = [
     "FileTensor",
@@ -33,8 +40,9 @@ __all__ = [
     "Weight",
     "WeightFormat",
     "converted",
-    "expert_tensor",
+    "last_rows",
     "located",
+    "widened_dtype",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -96,8 +104,12 @@ class RowOrder:
     @property
     def count(self) -> int:
         """The number of rows that are taken."""
-        total = prod(self.shape)
-        return total if self.part is None else total // self.shape[self.axes[0]]
+        return self.total if self.part is None else self.total // self.shape[self.axes[0]]
+
+    @property
+    def total(self) -> int:
+        """The number of rows that there are."""
+        return prod(self.shape)
 
     def indices(self) -> Array:
         """The rows that are taken, in order."""
@@ -149,7 +161,8 @@ class Stored:
         flat: whether the file has a matrix whose rows are those of all first axes.
         offset: a number to be added to each element.
         logarithm: whether the weight is the logarithm of the negated elements.
-        experts: whether the weight has the matrices of experts, which may stay packed.
+        summed: of a stack of matrices, the weight's axis that matmuls sum over; packed rows along
+            it stay packed.
     """
 
     names: tuple[str, ...]
@@ -160,7 +173,7 @@ class Stored:
     flat: bool = False
     offset: float = 0.0
     logarithm: bool = False
-    experts: bool = False
+    summed: Literal[-2, -1] | None = None
 
     @property
     def alone(self) -> bool:
@@ -182,15 +195,17 @@ class Weight:
         name: the logical one.
         source: of a param: elements, or the bytes of packed rows.
         shape: of the elements; a matrix is ``[outputs, inputs]``, those of experts are ``[experts,
-            inputs, outputs]``.
-        format: of packed rows; ``None``: elements. Rows are those of ``[outputs, inputs]``, of
-            experts too: their bytes are ``[experts, outputs, bytes]``.
+            inputs, outputs]``, those of heads either.
+        format: of packed rows; ``None``: elements. Rows are those of ``[outputs, inputs]``, also of
+            experts and of heads: their bytes are ``[experts, outputs, bytes]``.
+        summed: the axis of the elements that packed rows lie along.
     """
 
     name: str
     source: StoredTensor
     shape: tuple[int, ...]
     format: str | None = None
+    summed: Literal[-2, -1] = -1
 
 
 def located(
@@ -260,27 +275,29 @@ def _weight(
     if form is None and dtype not in (*_MATRICES, FLOAT64):
         raise ModelFormatError(f"{source!r}: tensor {stored!r:.120} ({name}) is {dtype}, no float")
     elements = tensor.source
-    if form is not None and place.experts:
+    if form is not None and place.summed is not None:
         if place.columns is not None:
-            elements = _ExpertRows(elements, place.columns)
+            elements = ExpertRows(elements, place.columns)
     elif not place.whole:
         part = shape if place.flat else _part_shape(tensor, place)
         elements = _Part(tensor.source, place, part)
     if form is None and (len(shape) == 1 or dtype == FLOAT64 or place.offset):
-        elements = _Converted(elements, FLOAT32)
+        elements = Converted(elements, FLOAT32)
     elif packed is not None and form is None and len(shape) > 2:
-        elements = _Converted(elements, _WIDENED.get(packed, FLOAT16))
-    return Weight(name=name, source=elements, shape=shape, format=form)
+        elements = Converted(elements, widened_dtype(packed))
+    summed = place.summed or -1
+    return Weight(name=name, source=elements, shape=shape, format=form, summed=summed)
 
 
 def _stays_packed(tensor: FileTensor, place: Stored, ndim: int) -> bool:
     """Whether the rows of a weight are packed rows of the tensor."""
     if tensor.format is None or place.offset:
         return False
-    if place.experts:
+    if place.summed is not None:
         changed = place.rows is not None or place.flat or place.logarithm
-        along = place.columns is None if place.transposed else tensor.by_column
-        return ndim == 3 and not changed and along and tensor.by_column != place.transposed
+        packed_axis = -2 if tensor.by_column != place.transposed else -1
+        whole = place.columns is None or (tensor.by_column and not place.transposed)
+        return ndim == 3 and not changed and whole and packed_axis == place.summed
     by_column = tensor.by_column or place.transposed or place.columns is not None
     return ndim == 2 and not by_column
 
@@ -310,7 +327,7 @@ def _stacked(parts: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
     kinds = {(part.source.dtype, part.source.shape) for part in parts}
     if len(formats) > 1 or len(kinds) > 1:
         raise ModelFormatError(f"the tensors of {parts[0].name!r} are of several formats")
-    source = _Stack([part.source for part in parts])
+    source = Stack([part.source for part in parts])
     return replace(parts[0], source=source, shape=shape)
 
 
@@ -335,84 +352,33 @@ def converted(
     }
 
 
+def widened_dtype(form: str) -> DType:
+    """The 16-bit floats that a stack of packed matrices becomes where it is computed as floats."""
+    return _WIDENED.get(form, FLOAT16)
+
+
 def _narrowed(weight: Weight, kept: WeightFormat) -> Weight:
     if weight.format is not None or len(weight.shape) < 2:
         return weight
     if kept != "bfloat16" and len(weight.shape) == 2:
         form = packed_format(_BLOCKS[kept])
         if weight.shape[-1] % form.size == 0:
-            source = _Packed(weight.source, form.name, form.size, form.nbytes)
+            source = Encoded(weight.source, form.name, form.size, form.nbytes)
             return replace(weight, source=source, format=form.name)
     if weight.source.dtype == BFLOAT16:
         return weight
-    return replace(weight, source=_Converted(weight.source, BFLOAT16))
+    return replace(weight, source=Converted(weight.source, BFLOAT16))
 
 
-def expert_tensor(weight: Weight) -> ExpertTensor:
-    """The matrices of a weight ``[experts, inputs, outputs]`` as ranges of a file.
-
-    Raises:
-        InputError: no file has the matrices as they are, or several files have them.
-    """
-    source = weight.source
-    if weight.format is not None:
-        raise InputError(
-            f"the experts {weight.name!r} can not stay in their file: a budget needs matrices of "
-            f"floats, found blocks of {weight.format}"
-        )
-    parts = source.parts if isinstance(source, _Stack) else (source,)
-    plain = [part.transposed_tensor if isinstance(part, _Part) else part for part in parts]
-    ranges = [None if part is None else part.in_file for part in plain]
-    found = [place for place in ranges if place is not None]
-    experts, rows, columns = weight.shape
-    if len(found) != len(parts):
-        raise InputError(
-            f"the experts {weight.name!r} can not stay in their file: a budget needs matrices of "
-            "floats that lie there one after the other"
-        )
-    if any(place.file is not found[0].file for place in found):
-        raise InputError(f"the experts {weight.name!r} are in several files, expected one")
-    offsets = [place.offset for place in found]
-    if len(offsets) == 1:
-        nbytes = rows * columns * source.dtype.itemsize
-        offsets = [offsets[0] + expert * nbytes for expert in range(experts)]
-    shape = (experts, rows, columns)
-    transposed = isinstance(parts[0], _Part)
-    name, file = weight.name, found[0].file
-    return ExpertTensor(name, file, source.dtype, shape, tuple(offsets), transposed=transposed)
+def last_rows(weight: Weight, count: int) -> Weight:
+    """The last rows of a matrix of elements."""
+    rows, columns = weight.shape
+    place = Stored(names=(weight.name,), rows=slice(rows - count, rows), total=rows)
+    source = _Part(weight.source, place, (count, columns))
+    return replace(weight, source=source, shape=(count, columns))
 
 
-# -- sources ---------------------------------------------------------------------------------------
-
-
-class _Derived(StoredTensor):
-    """Elements that follow from those of other tensors.
-
-    Args:
-        parts: those tensors.
-        rule: the way in which they follow, as text that differs for different ways.
-    """
-
-    def __init__(self, parts: Sequence[StoredTensor], rule: str) -> None:
-        self._parts, self._rule = tuple(parts), rule
-
-    @property
-    def content_key(self) -> str | None:
-        keys = [part.content_key for part in self._parts]
-        known = [key for key in keys if key is not None]
-        return f"{self._rule} of {known}" if len(known) == len(keys) else None
-
-    def release(self) -> None:
-        for part in self._parts:
-            part.release()
-
-    @property
-    def parts(self) -> tuple[StoredTensor, ...]:
-        """Those tensors."""
-        return self._parts
-
-
-class _Part(_Derived):
+class _Part(Derived):
     """Some rows of a tensor, or of its transpose, with a number added."""
 
     def __init__(self, tensor: StoredTensor, place: Stored, shape: tuple[int, ...]) -> None:
@@ -421,12 +387,18 @@ class _Part(_Derived):
         self.shape = shape
         self.dtype = FLOAT32 if place.offset or place.logarithm else tensor.dtype
 
-    @property
-    def transposed_tensor(self) -> StoredTensor | None:
-        """The tensor of which this is the transpose, and nothing else."""
-        place = self._place
-        changed = place.rows is not None or place.columns is not None or place.flat or place.offset
-        return self._tensor if place.transposed and not changed else None
+    def matrices(self, name: str) -> ExpertTensor | None:
+        place, found = self._place, self._tensor.matrices(name)
+        changed = place.rows is not None or place.flat or place.offset or place.logarithm
+        if found is None or changed or found.layout.transposed or found.layout.step != 1:
+            return None
+        if place.columns is not None:
+            return None if place.transposed else taken_columns(found, place.columns)
+        if not place.transposed:
+            return found
+        count, rows, columns = found.shape
+        layout = replace(found.layout, transposed=True)
+        return replace(found, shape=(count, columns, rows), layout=layout)
 
     def read(self) -> Array:
         found = self._tensor.read()
@@ -442,59 +414,3 @@ class _Part(_Derived):
             with np.errstate(invalid="ignore", divide="ignore"):
                 found = np.log(-convert(found, FLOAT32))
         return np.ascontiguousarray(found).reshape(self.shape)
-
-
-class _ExpertRows(_Derived):
-    """Some packed rows of the matrix of each expert."""
-
-    def __init__(self, tensor: StoredTensor, rows: slice) -> None:
-        super().__init__([tensor], f"rows {rows} of experts")
-        self._tensor, self._rows = tensor, rows
-        experts, count, nbytes = tensor.shape
-        self.shape = (experts, len(range(*rows.indices(count))), nbytes)
-        self.dtype = tensor.dtype
-
-    def read(self) -> Array:
-        return np.ascontiguousarray(self._tensor.read()[:, self._rows])
-
-
-class _Converted(_Derived):
-    """The elements of a tensor in another dtype."""
-
-    def __init__(self, tensor: StoredTensor, dtype: DType) -> None:
-        super().__init__([tensor], f"as {dtype}")
-        self._tensor = tensor
-        self.shape = tensor.shape
-        self.dtype = dtype
-
-    def read(self) -> Array:
-        return convert(self._tensor.read(), self.dtype)
-
-
-class _Packed(_Derived):
-    """The rows of a matrix as blocks."""
-
-    def __init__(self, tensor: StoredTensor, form: str, size: int, nbytes: int) -> None:
-        super().__init__([tensor], f"in {form}")
-        self._tensor, self._form = tensor, form
-        rows, columns = tensor.shape
-        self.shape = (rows, columns // size * nbytes)
-        self.dtype = UINT8
-
-    def read(self) -> Array:
-        return encode(convert(self._tensor.read(), FLOAT32), self._form)
-
-
-class _Stack(_Derived):
-    """Tensors of one type along a new first axis."""
-
-    def __init__(self, parts: Sequence[StoredTensor]) -> None:
-        super().__init__(parts, "stack")
-        self.shape = (len(parts), *parts[0].shape)
-        self.dtype = parts[0].dtype
-
-    def read(self) -> Array:
-        whole = np.empty(self.shape, self.dtype.numpy)
-        for position, part in enumerate(self._parts):
-            whole[position] = part.read()
-        return whole

@@ -176,9 +176,8 @@ class _Lowering:
             regions, refused = form_regions(build.nodes, fusion, on_host=on_host)
         else:
             apart = replace(fusion, products=False)
-            regions, refused = form_regions(
-                build.nodes, apart, lambda node: not by_library(node), on_host
-            )
+            takes = self._takes_epilogue
+            regions, refused = form_regions(build.nodes, apart, takes, on_host)
         self.refused += refused
         build.fixed = {node for region in regions if region.fixed for node in region.members}
         if fusion.elementwise:
@@ -187,6 +186,14 @@ class _Lowering:
             )
         self._check_supported(regions)
         return regions
+
+    def _takes_epilogue(self, region: Region, reader: Node) -> bool:
+        """Whether the kernel of a region, by a library or not, takes a reader as well."""
+        by_library, able = self.table.by_library, self.table.library_epilogue
+        if by_library is None or not any(map(by_library, region.roots)):
+            return True
+        alone = region.members == list(region.roots) and len(region.roots) == 1
+        return alone and able is not None and able(region.roots[0], reader)
 
     def _check_supported(self, regions: Iterable[Region]) -> None:
         roots = (r.root for r in regions if not isinstance(r.root and r.root.op, ControlFlow))

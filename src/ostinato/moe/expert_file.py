@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Protocol
 
+from ostinato.dtypes import UINT8
 from ostinato.errors import InputError
-from ostinato.ir.stored import ExpertSource, ExpertTensor
+from ostinato.ir.files import FileRange
+from ostinato.ir.stored import ExpertSource, ExpertTensor, MatrixLayout
+from ostinato.moe.mxfp4 import BLOCK_BYTES, BLOCKS, FORMAT, SCALES, block_matrices, fits
 from ostinato.moe.safetensors import SafetensorsFile
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ class TensorFile(Protocol):
 
     @property
     def ranges(self) -> Mapping[str, TensorRange]:
-        """The tensors of elements side by side, by name."""
+        """The tensors that are ranges of the file, by name."""
 
 
 class ExpertFile(ExpertSource):
@@ -40,11 +44,14 @@ class ExpertFile(ExpertSource):
 
     Args:
         path: of a safetensors file; or an opened GGUF file, whose matrices are ``[out, in]``: they
-            are transposed. Its packed tensors are not read this way.
+            are transposed, but for packed ones, which are the bytes ``[experts, out, bytes]`` that
+            ``packed_grouped_matmul`` takes.
         tensors: by param, the tensor of all experts' matrices, ``[experts, in, out]``; or a list of
             tensors, one matrix for each expert. By default params are tensors of the same name.
+            Where a file has ``NAME_blocks`` and ``NAME_scales``, as gpt_oss folders do, ``NAME``
+            are packed matrices in the format ``gguf:mxfp4``.
         transposed: whether matrices of the file are ``[out, in]``, as PyTorch's linear layers have
-            them.
+            them; packed ones are as they are in any case.
 
     Raises:
         InputError: ``tensors`` is no mapping of names to names, or lists of them.
@@ -73,7 +80,8 @@ class ExpertFile(ExpertSource):
         """See :meth:`~ostinato.ir.stored.ExpertSource.tensors`."""
         named = self._named
         if named is None:
-            named = {name: name for name in params if name in self._ranges}
+            known = self._ranges.keys() | {n.removesuffix(BLOCKS) for n in self._ranges}
+            named = {name: name for name in params if name in known}
         if not named:
             raise InputError(f"{self._file.name!r} has no tensor that is named like a param")
         if unknown := sorted(named.keys() - params.keys()):
@@ -84,31 +92,56 @@ class ExpertFile(ExpertSource):
         if type_.ndim != 3:
             raise InputError(f"param {name!r} is {type_}: experts are [experts, in, out]")
         experts, rows, columns = (int(size) for size in type_.shape)  # type: ignore[arg-type]
-        matrix = (columns, rows) if self._transposed else (rows, columns)
+        if isinstance(given, str) and given not in self._ranges and given + BLOCKS in self._ranges:
+            return self._blocks(name, type_, given)
+        names = (given,) if isinstance(given, str) else given
+        whole = isinstance(given, str)
+        if not whole and len(given) != experts:
+            raise InputError(f"param {name!r} has {experts} experts, got {len(given)} tensors")
+        found = [self._found(name, tensor) for tensor in names]
+        # Packed matrices are params as the file has them.
+        swapped = self._transposed and not any(tensor.packed for tensor in found)
+        layout = MatrixLayout((columns * type_.dtype.itemsize,))
+        if swapped:
+            layout = MatrixLayout((rows * type_.dtype.itemsize,), transposed=True)
+        matrix = layout.lines((rows, columns))
+        expected = (experts, *matrix) if whole else matrix
+        for tensor, place in zip(names, found, strict=True):
+            if place.dtype != type_.dtype or place.shape != expected:
+                raise InputError(
+                    f"param {name!r}: tensor {tensor!r} is {place.dtype}{list(place.shape)}, "
+                    f"expected {type_.dtype}{list(expected)}"
+                )
         nbytes = rows * columns * type_.dtype.itemsize
-        if isinstance(given, str):
-            whole = self._found(name, given, type_, (experts, *matrix))
-            offsets = [whole.offset + expert * nbytes for expert in range(experts)]
-        else:
-            if len(given) != experts:
-                raise InputError(f"param {name!r} has {experts} experts, got {len(given)} tensors")
-            offsets = [self._found(name, part, type_, matrix).offset for part in given]
-        shape = experts, rows, columns
-        return ExpertTensor(
-            name, self._file, type_.dtype, shape, tuple(offsets), transposed=self._transposed
-        )
+        offsets = [place.offset for place in found]
+        if whole:
+            offsets = [offsets[0] + expert * nbytes for expert in range(experts)]
+        places = tuple(FileRange(self._file, offset, nbytes) for offset in offsets)
+        return ExpertTensor(name, type_.dtype, (experts, rows, columns), layout, (places,))
 
-    def _found(
-        self, name: str, tensor: str, type_: TensorType, shape: tuple[int, ...]
-    ) -> TensorRange:
+    def _blocks(self, name: str, type_: TensorType, stem: str) -> ExpertTensor:
+        """Matrices in MXFP4."""
+        blocks, scales = (self._found(name, stem + part) for part in (BLOCKS, SCALES))
+        whole = fits(blocks.shape, scales.shape)
+        shape = (*blocks.shape[:2], BLOCK_BYTES * blocks.shape[2]) if whole else ()
+        dtypes = {blocks.dtype, scales.dtype, type_.dtype}
+        if dtypes != {UINT8} or type_.shape != shape:
+            raise InputError(
+                f"param {name!r} is {type_}: tensors {stem + BLOCKS!r} {blocks.dtype}"
+                f"{list(blocks.shape)} and {stem + SCALES!r} {scales.dtype}{list(scales.shape)} "
+                f"are rows of {FORMAT}, uint8{list(shape)}"
+            )
+        nbytes = (prod(blocks.shape), prod(scales.shape))
+        places = [
+            FileRange(self._file, part.offset, size)
+            for part, size in zip((blocks, scales), nbytes, strict=True)
+        ]
+        return block_matrices(name, blocks.shape, *places)
+
+    def _found(self, name: str, tensor: str) -> TensorRange:
         found = self._ranges.get(tensor)
         if found is None:
             raise InputError(f"param {name!r}: {self._file.name!r} has no tensor {tensor!r}")
-        if found.dtype != type_.dtype or found.shape != shape:
-            raise InputError(
-                f"param {name!r}: tensor {tensor!r} is {found.dtype}{list(found.shape)}, expected "
-                f"{type_.dtype}{list(shape)}"
-            )
         return found
 
 

@@ -103,13 +103,21 @@ class ResidencyLoop:
             ModelFormatError: an expert could not be read from its file.
         """
         outputs = self.compiled.run(inputs)
+        self.after_run()
+        return outputs
+
+    def after_run(self) -> None:
+        """Count a step that was run otherwise, such as by a bound call, and refresh if due.
+
+        Raises:
+            ModelFormatError: an expert could not be read from its file.
+        """
         ids = self.compiled.take_moe_topk_capture()
         if ids is not None:
             self._count(ids)
         if self.policy.due(self._steps, self.pools):
             self._refresh()
         self._steps += 1
-        return outputs
 
     def _count(self, ids: Sequence[Array]) -> None:
         if self._merged:

@@ -57,13 +57,15 @@ class TensorRange:
     """A tensor of a file.
 
     Attributes:
-        dtype, shape: of its elements, which are in C order.
+        dtype, shape: of its elements, which are in C order; or uint8, of the bytes of packed rows.
         offset: of its first byte in the file.
+        packed: whether it has packed rows.
     """
 
     dtype: DType
     shape: tuple[int, ...]
     offset: int
+    packed: bool = False
 
 
 class SafetensorsFile:

@@ -52,6 +52,7 @@ class PackedGroupedBlockMatmul(Op):
     name = "packed_grouped_block_matmul"
     weight_operands = (3,)
     takes_epilogue = True
+    decodes_weights = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 5)

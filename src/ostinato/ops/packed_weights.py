@@ -1,7 +1,8 @@
 """Packed weights: their elements, matmuls with them, and tables of them.
 
 ``w`` is uint8 ``[rows, bytes]``: each row whole blocks of a format of :data:`FORMATS`, as a GGUF
-file holds it; the elements of a row are those along which a matmul sums.
+file holds it; the elements of a row are those along which a matmul sums. Matmuls also take stacks
+of matrices, ``[count, rows, bytes]``, each beside its own ``[rows, K]``.
 
 A matmul rounds activations to 8-bit integers, as :mod:`ostinato.ops.quant` does beside 4-bit
 weights: each run of as many as a block of weights has elements, by its greatest magnitude. The
@@ -105,6 +106,7 @@ class PackedEmbedding(Op):
         self.expect_count(operands, 2)
         (ids, w), form, dtype = operands, expect_format(self, attrs), _result_dtype(self, attrs)
         self.expect(ids.dtype.is_integer, f"ids are integers, got {ids}")
+        self.expect(w.ndim == 2, f"w is uint8 [rows, bytes] of known sizes, got {w}")
         _, depth = _weights(self, w, form)
         return (TensorType(dtype, (*ids.shape, depth)),)
 
@@ -140,6 +142,7 @@ class PackedBlockMatmul(Op):
     weight_operands = (3,)
     fuses_horizontally = True
     takes_epilogue = True
+    decodes_weights = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 4)
@@ -147,6 +150,7 @@ class PackedBlockMatmul(Op):
         form = expect_format(self, attrs)
         rows, depth = _weights(self, w, form)
         self.expect(q.dtype == INT8 and q.ndim > 0, f"q is int8 with rows, got {q}")
+        _expect_stack(self, q, w)
         self.expect(q.shape[-1] == depth, f"q has rows of {q.shape[-1]}, w of {depth} elements")
         self.expect(depth > 0, "nothing to sum over: w has no elements")
         lead = q.shape[:-1]
@@ -163,7 +167,7 @@ class PackedBlockMatmul(Op):
         return self._rule(g, partial(bitcast, g), *operands, **attrs)
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
-        return operands[0].size * operands[3].shape[0] * 2
+        return operands[0].size * operands[3].shape[-2] * 2
 
     @staticmethod
     def _rule(
@@ -177,20 +181,21 @@ class PackedBlockMatmul(Op):
         format: str,
     ) -> Any:
         form = FORMATS[format]
-        lead, depth, rows = tuple(q.shape[:-1]), q.shape[-1], w.shape[0]
+        lead, depth, matrices = tuple(q.shape[:-1]), q.shape[-1], tuple(w.shape[:-1])
         blocks = depth // form.size
         parts = xp.reshape(xp.cast(q, FLOAT32), (*lead, blocks, form.size))
         scaled = parts * xp.reshape(q_scales, (*lead, blocks, 1))
-        weights = matrix_rows(xp, bitcast, w, form, (rows, depth))
+        weights = matrix_rows(xp, bitcast, w, form, (*matrices, depth))
         left = xp.reshape(scaled, (*lead, depth))
-        return xp.matmul(left, xp.permute_dims(weights, (1, 0)))
+        return xp.matmul(left, xp.permute_dims(weights, (1, 0) if w.ndim == 2 else (0, 2, 1)))
 
 
 class PackedMatmul(Op):
     """``x @ W.T`` with packed weights and ``x [..., K]`` rounded to 8 bits: ``[..., rows of w]``.
 
     Each run of ``x``, as long as a block of ``w``, is rounded by its greatest magnitude. The result
-    has the dtype of ``x``. A row does not depend on the others, nor on how many there are.
+    has the dtype of ``x``. A row does not depend on the others, nor on how many there are. Beside a
+    stack of matrices ``[count, rows, bytes]``, ``x`` is ``[count, M, K]``: a part for each.
 
     Attributes:
         format: of ``w``.
@@ -206,6 +211,7 @@ class PackedMatmul(Op):
             x.dtype in ACTIVATION_DTYPES, f"x is float32, float16 or bfloat16, got {x.dtype}"
         )
         self.expect(x.ndim > 0, "expected rows, got a scalar")
+        _expect_stack(self, x, w)
         self.expect(x.shape[-1] == depth, f"x has rows of {x.shape[-1]}, w of {depth} elements")
         self.expect(depth > 0, "nothing to sum over: w has no elements")
         return (TensorType(x.dtype, (*x.shape[:-1], rows)),)
@@ -219,7 +225,7 @@ class PackedMatmul(Op):
         return g.cast(result, x.dtype)
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
-        return operands[0].size * operands[1].shape[0] * 2
+        return operands[0].size * operands[1].shape[-2] * 2
 
     @staticmethod
     def _rule(xp: Any, multiply: Callable[..., Any], x: Any, w: Any, *, format: str) -> Any:
@@ -281,16 +287,22 @@ def _result_dtype(op: Op, attrs: dict[str, Attr]) -> DType:
 
 
 def _weights(op: Op, w: TensorType, form: BlockFormat) -> tuple[int, int]:
-    """The rows of packed weights, and the elements of each."""
+    """The rows of packed weights, of each matrix of a stack, and the elements of each."""
     known = [dim for dim in w.shape if isinstance(dim, int)]
-    fits = w.dtype == UINT8 and w.ndim == 2 and len(known) == 2
-    op.expect(fits, f"w is uint8 [rows, bytes] of known sizes, got {w}")
-    rows, nbytes = known
+    fits = w.dtype == UINT8 and 2 <= w.ndim <= 3 and len(known) == w.ndim
+    op.expect(fits, f"w is uint8 [rows, bytes] of known sizes, or a stack of such, got {w}")
+    rows, nbytes = known[-2:]
     op.expect(
         nbytes % form.nbytes == 0,
         f"rows of {form.name} are blocks of {form.nbytes} bytes, got {nbytes} bytes",
     )
     return rows, nbytes // form.nbytes * form.size
+
+
+def _expect_stack(op: Op, x: TensorType, w: TensorType) -> None:
+    """Check that there is a matrix of rows for each matrix of a stack."""
+    fits = w.ndim == 2 or (x.ndim == 3 and x.shape[0] == w.shape[0])
+    op.expect(fits, f"a stack {w} takes [{w.shape[0]}, rows, K], got {x}")
 
 
 DEQUANTIZE_PACKED, PACKED_EMBEDDING = DequantizePacked(), PackedEmbedding()

@@ -68,6 +68,8 @@ class Decompose(Pass):
                 rewriter.copy(node)
                 continue
             rewriter.replace(node, simpler)
+            if node.op.decodes_weights:
+                report.changed(self, "decoded packed weights to float32", node)
             if not quiet:
                 report.changed(self, f"{REWROTE}{node.op.name}", node)
         return stuck

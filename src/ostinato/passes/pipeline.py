@@ -95,6 +95,9 @@ _RECOVER = (
     Listed("recover_attention", "RecoverAttention", frozenset({"softmax"})),
 )
 
+#: Leaves out rows of composite ops that nothing reads.
+_EARLY_SLICES = Listed("early_slices", "EarlySlices", frozenset({"slice"}))
+
 #: The ops that hold nested graphs.
 _CONTROL_OPS = frozenset({"cond", "loop"})
 _CONTROL_FLOW = Listed("control_flow", "ControlFlow", _CONTROL_OPS)
@@ -147,6 +150,7 @@ def pipeline(capabilities: Capabilities, nested: RunPasses | None = None) -> tup
         *_SIMPLIFY,
         _CONTROL_FLOW,
         *_RECOVER,
+        _EARLY_SLICES,
         *required,
         *_TIDY,
     )
@@ -154,7 +158,8 @@ def pipeline(capabilities: Capabilities, nested: RunPasses | None = None) -> tup
 
 #: The names that ``disabled=`` accepts; the other passes make a graph one that a backend takes.
 OPTIONAL_PASSES: frozenset[str] = frozenset(
-    listed.name for listed in (*_INTEGERS, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, *_TIDY)
+    listed.name
+    for listed in (*_INTEGERS, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, _EARLY_SLICES, *_TIDY)
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ostinato.lower.fusion.regions import Refusal
     from ostinato.passes.base import Event
@@ -71,6 +71,7 @@ class CompileReport:
         passes: the changes of the passes, in order.
         native: nodes, after the passes, that the device computes natively.
         rewritten: nodes that it does not, which were decomposed into ops that it does.
+        params: bytes of the graph's params, by the name of their dtype.
         kernels: of one run, in order.
         prepared: kernels that run once per write of a param, in order.
         refused: fusions that were not made, with the reason.
@@ -84,6 +85,7 @@ class CompileReport:
     passes: list[Event] = field(default_factory=list)
     native: list[NodeNote] = field(default_factory=list)
     rewritten: list[NodeNote] = field(default_factory=list)
+    params: dict[str, int] = field(default_factory=dict)
     kernels: list[KernelNote] = field(default_factory=list)
     prepared: list[KernelNote] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -116,6 +118,7 @@ class CompileReport:
                 *_section("passes", map(str, self.passes)),
                 f"native: {_by_op(self.native)}",
                 f"rewritten: {_by_op(self.rewritten)}",
+                *([f"params: {_by_dtype(self.params)}"] if self.params else []),
                 f"fused: {in_kernels} nodes in {len(self.fused)} kernels",
                 *_section("kernels of one run", _kernels(self.kernels)),
                 *_section("kernels once per write of a param", _kernels(self.prepared)),
@@ -142,6 +145,10 @@ def _by_op(nodes: Sequence[NodeNote]) -> str:
     counts = Counter(node.op for node in nodes)
     listed = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in counts.items())
     return f"{len(nodes)} nodes{f' ({listed})' if listed else ''}"
+
+
+def _by_dtype(params: Mapping[str, int]) -> str:
+    return ", ".join(f"{dtype} {nbytes:,} B" for dtype, nbytes in params.items())
 
 
 def _kernels(kernels: Sequence[KernelNote]) -> list[str]:

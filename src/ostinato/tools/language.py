@@ -49,7 +49,7 @@ Files = Annotated[
     typer.Argument(metavar="[FILE]...", help="Texts, one a line; by default from stdin."),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write a .npy file, not text.")]
-Source = Annotated[Path, typer.Argument(metavar="IN", help="A GGUF file.")]
+Source = Annotated[Path, typer.Argument(metavar="IN", help="A GGUF file, or a folder.")]
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")]
 Schema = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The answer follows this JSON schema.")
@@ -176,7 +176,7 @@ def quantize(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write the matrices of a GGUF file in another format."""
+    """Write a GGUF file or a folder as GGUF, its matrices in another format."""
     with failures(as_json=json):
         from ostinato.tools.language_models import quantize_model, show_quantized
 

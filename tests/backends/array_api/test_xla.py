@@ -264,3 +264,57 @@ def test_a_backend_may_name_its_platform(monkeypatch: pytest.MonkeyPatch) -> Non
     compiled = ost.Session("tpu").compile(counter())
     assert compiled.device == ost.Device("TPU", 0)
     assert compiled.run({"x": np.ones(4, np.float32)})[0].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("divisor", ["constant", "number", "broadcast", "half", "row", "column"])
+def test_a_quotient_by_repeated_numbers_is_rounded_once(session: ost.Session, divisor: str) -> None:
+    """As NumPy's; XLA by itself would multiply with rounded reciprocals."""
+    rng, shape = np.random.default_rng(0), (100, 99)
+    x, row, column = (rng.random(s, np.float32) + 1 for s in (shape, (99,), (100, 1)))
+    by: dict[str, np.ndarray] = {"half": np.array(0.5, np.float32), "row": row, "column": column}
+    number = by.get(divisor, np.array(127, np.float32))
+    g = ost.Graph("quotient")
+    value = g.constant(number) if divisor in ("constant", "half") else g.input("y", number.shape)
+    if divisor == "broadcast":
+        value = g.broadcast_to(value, shape)
+    quotient = g.input("x", shape) / value
+    g.set_outputs([quotient, g.exp(quotient)])
+    given = {"x": x, "y": number} if "y" in g.inputs else {"x": x}
+    np.testing.assert_array_equal(session.compile(g).run(given)[0], x / number)
+
+
+@pytest.mark.parametrize("seen", ["quotient", "exponentials", "maximum", "sum"])
+def test_rows_with_nan_are_nan_wherever_their_maximum_is_read(
+    session: ost.Session, seen: str
+) -> None:
+    """A maximum that only keeps the exponentials of a softmax in range is not checked for NaN."""
+    g = ost.Graph("rows")
+    x, mask = g.input("x", (4, 40)), g.input("mask", (4, 40), "bool")
+    scores = g.where(mask, x, -np.inf)
+    greatest = g.max(scores, axis=1, keepdims=True)
+    exponentials = g.exp(scores - g.where(g.equal(greatest, -np.inf), 0.0, greatest))
+    total = g.sum(exponentials, axis=1, keepdims=True)
+    quotient = exponentials / g.where(g.equal(total, 0.0), 1.0, total)
+    values = {
+        "quotient": quotient,
+        "exponentials": exponentials,
+        "maximum": greatest,
+        "sum": total,
+    }
+    g.set_outputs([quotient, g.tanh(values[seen])])
+    array = np.random.default_rng(0).standard_normal((4, 40)).astype(np.float32)
+    allowed = np.ones((4, 40), bool)
+    array[1, 17], allowed[2], array[3, 39] = np.nan, False, np.nan
+    allowed[3, 39] = False
+    inputs = {"x": array, "mask": allowed}
+    for optimize in (True, False):
+        options = ost.CompileOptions(optimize=optimize)
+        compiled = session.compile(g, options=options)
+        checked = any(
+            "is_nan" in k.source or "direction=NE" in k.source for k in compiled.plan.kernels
+        )
+        assert checked == (seen != "quotient")
+        for found, want in zip(
+            compiled.run(inputs), ost.reference.evaluate(g, inputs), strict=True
+        ):
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)

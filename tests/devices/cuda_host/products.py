@@ -74,7 +74,13 @@ class HostMultiplication:
         )
         self._fill(addresses[3], product.workspace)
         target = self._array(addresses[2], product.d, product.result)
-        target[:] = np.matmul(a, b).astype(target.dtype)
+        found = np.matmul(a, b)
+        if product.bias:
+            kind = DType.parse(product.result)
+            self._within(addresses[4], product.d.rows * kind.itemsize)
+            bias = memory_at(addresses[4], kind.numpy, product.d.rows)
+            found = found + bias.astype(found.dtype)[:, None]
+        target[:] = found.astype(target.dtype)
 
     def _fill(self, address: int, nbytes: int) -> None:
         """Spoil the workspace, as an algorithm may."""

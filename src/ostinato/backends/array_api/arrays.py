@@ -34,12 +34,25 @@ class ArrayBlock:
     Arrays are immutable, so that copies of a block share them.
 
     Args:
+        framework: has the arrays.
         nbytes: of the slot.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, framework: Framework, nbytes: int) -> None:
+        self._framework = framework
         self.nbytes = nbytes
         self.arrays: dict[int, Any] = {}
+
+    def copy_from(self, other: ArrayBlock) -> None:
+        """Have copies of another block's arrays, which may be donated apart from those."""
+        with self._framework.scope():
+            copies = {at: self._framework.copy(array) for at, array in other.arrays.items()}
+            self._framework.wait([*copies.values()])
+        self.arrays.update(copies)
+
+    def discard(self) -> None:
+        """Drop the arrays."""
+        self.arrays.clear()
 
 
 class ArrayBlocks(BlockKind[ArrayBlock]):
@@ -53,10 +66,10 @@ class ArrayBlocks(BlockKind[ArrayBlock]):
         self._framework = framework
 
     def allocate(self, nbytes: int) -> ArrayBlock:
-        return ArrayBlock(nbytes)
+        return ArrayBlock(self._framework, nbytes)
 
     def duplicate(self, block: ArrayBlock) -> ArrayBlock:
-        twin = ArrayBlock(block.nbytes)
+        twin = ArrayBlock(self._framework, block.nbytes)
         twin.arrays = dict(block.arrays)
         return twin
 

@@ -54,16 +54,21 @@ class ArrayBackend(Backend):
         experts: ExpertsInFile | None = None,
         siblings: Any = None,
     ) -> ArrayExecutable:
-        from ostinato.backends.array_api.executable import ArrayExecutable
+        from ostinato.backends.array_api.executable import ArrayCompilation, ArrayExecutable
         from ostinato.backends.array_api.functions import StageFunctions
         from ostinato.backends.array_api.lowering import lower_in_stages
+        from ostinato.backends.common.expert_store import ExpertStore
         from ostinato.backends.common.image_builder import build_image
         from ostinato.backends.common.lowered_graph import lower_graph
         from ostinato.backends.common.program_image import ProgramImage
         from ostinato.backends.common.report_notes import note_kernels
 
+        store, tensors = None, {} if experts is None else experts.tensors
+        if experts is not None:
+            store = ExpertStore.of(experts)
+
         def lower(graph: BaseGraph, *, facts: Any) -> Any:
-            return lower_in_stages(graph, self.framework.on_host, facts=facts)
+            return lower_in_stages(graph, self.framework.on_host, facts=facts, store=store)
 
         lowered = lower_graph(graph, options, self.device, self.capabilities, lower)
         program, report = lowered.program, lowered.report
@@ -86,10 +91,10 @@ class ArrayBackend(Backend):
         with report.timed("memory"):
             return ArrayExecutable(
                 image,
-                lowered,
-                functions,
+                ArrayCompilation(lowered, functions),
                 self.context,
                 params,
+                tensors,
                 keeps=options.keep_intermediates,
             )
 

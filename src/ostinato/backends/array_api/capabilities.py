@@ -9,6 +9,7 @@ from ostinato.ir.leaves import LEAVES
 from ostinato.ir.op import Op
 from ostinato.ops import OPS
 from ostinato.ops.elementwise import ELEMENTWISE
+from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL
 from ostinato.ops.recurrent import RECURRENT_SCAN
 
 if TYPE_CHECKING:
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["capabilities"]
 
+#: Ops whose rows choose among experts.
+_EXPERTS = (GROUPED_MATMUL.name, EXPERT_MLP.name)
+
 
 def capabilities(dtypes: Collection[DType], native: Collection[str] = ()) -> Capabilities:
     """The capabilities of a framework.
 
-    It takes elementwise ops, and all that are not made of simpler ones, by their rules, and so it
-    takes recurrent ones, which are made of simpler ones for known lengths alone. The others are
-    decomposed: the framework fuses what they are made of.
+    It takes elementwise ops, and all that are not made of simpler ones, by their rules. So it takes
+    recurrent ones, which are made of simpler ones for known lengths alone, and layers of experts,
+    whose choices are counted. The others are decomposed: the framework fuses what they are made of.
 
     Args:
         dtypes: that it computes with.
@@ -32,8 +36,11 @@ def capabilities(dtypes: Collection[DType], native: Collection[str] = ()) -> Cap
     """
     simple = {name for name, op in OPS.items() if type(op).decompose is Op.decompose}
     return Capabilities(
-        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES, RECURRENT_SCAN.name, *native}),
+        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES, RECURRENT_SCAN.name, *_EXPERTS, *native}),
         dtypes=frozenset(dtypes),
         in_place_states=False,  # not always: XLA may fold an update into a reader of its result
+        inouts=True,
         single_ops=True,
+        expert_residency=True,
+        experts_in_file=True,
     )

@@ -18,7 +18,27 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import BaseGraph, Node, Value
 
-__all__ = ["Evaluator", "NativeRule"]
+__all__ = ["Evaluator", "NativeRule", "Readers"]
+
+
+class Readers:
+    """The nodes that read values.
+
+    Args:
+        nodes: all that there are.
+        results: values that are read by what is no node.
+    """
+
+    def __init__(self, nodes: Iterable[Node], results: Iterable[Value]) -> None:
+        self._results = frozenset(results)
+        self._nodes: dict[Value, list[Node]] = {}
+        for node in nodes:
+            for value in dict.fromkeys(node.inputs):
+                self._nodes.setdefault(value, []).append(node)
+
+    def of(self, value: Value) -> list[Node] | None:
+        """The readers of a value; ``None``: not all of them are nodes."""
+        return None if value in self._results else self._nodes.get(value, [])
 
 
 class NativeRule(Protocol):
@@ -44,20 +64,45 @@ class Evaluator:
         xp: the framework's functions.
         rules: by op, the framework's own.
         sizes: the values of Variables.
+        instead: by node and position, the operands that stand in for the node's own.
 
     Attributes:
         xp: see above.
+        readers: of the values of the nodes that are being evaluated.
     """
 
-    def __init__(self, xp: Any, rules: Mapping[str, NativeRule], sizes: Mapping[str, int]) -> None:
+    readers: Readers
+
+    def __init__(
+        self,
+        xp: Any,
+        rules: Mapping[str, NativeRule],
+        sizes: Mapping[str, int],
+        instead: Mapping[tuple[Node, int], Any] | None = None,
+    ) -> None:
         self.xp = xp
+        self._instead = {} if instead is None else instead
         self._rules = rules
         self._sizes = sizes
 
-    def nodes(self, nodes: Iterable[Node], values: dict[Value, Any]) -> None:
-        """Evaluate nodes in order, and add their results to ``values``."""
+    def nodes(
+        self, nodes: Sequence[Node], values: dict[Value, Any], results: Iterable[Value]
+    ) -> None:
+        """Evaluate nodes in order, and add their results to ``values``.
+
+        Args:
+            nodes: the nodes.
+            values: has the arrays of all else that they read.
+            results: values that are read afterwards.
+        """
+        self.readers = Readers(nodes, results)
         for node in nodes:
-            operands = [self.value(value, values) for value in node.inputs]
+            operands = [
+                self._instead[node, position]
+                if (node, position) in self._instead
+                else self.value(value, values)
+                for position, value in enumerate(node.inputs)
+            ]
             values.update(zip(node.outputs, self.node(node, operands), strict=True))
 
     def value(self, value: Value, values: dict[Value, Any]) -> Any:
@@ -70,7 +115,10 @@ class Evaluator:
     def graph(self, graph: BaseGraph, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a nested graph."""
         values: dict[Value, Any] = dict(zip(graph.inputs.values(), inputs, strict=True))
-        self.nodes((node for node in live_nodes(graph) if not isinstance(node.op, Leaf)), values)
+        nodes = [node for node in live_nodes(graph) if not isinstance(node.op, Leaf)]
+        around = self.readers
+        self.nodes(nodes, values, graph.outputs.values())
+        self.readers = around
         return [self.value(value, values) for value in graph.outputs.values()]
 
     def constant(self, array: np.ndarray[Any, Any]) -> Any:
@@ -101,12 +149,7 @@ class Evaluator:
         if rule is not None:
             results = rule(self, node, operands, attrs)
         else:
-            if isinstance(node.op, Elementwise):
-                wanted = node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
-                operands = [xp.cast(x, dtype) for x, dtype in zip(operands, wanted, strict=True)]
-            if not node.op.takes_narrow:  # else it moves or converts elements
-                operands = [xp.widened(x) for x in operands]
-            results = node.op.evaluate(xp, *operands, **attrs)
+            results = self.by_op(node, operands, attrs)
         if not isinstance(results, tuple | list):
             results = (results,)
         rounded = [
@@ -120,6 +163,16 @@ class Evaluator:
                     f"{tuple(array.shape)}"
                 )
         return rounded
+
+    def by_op(self, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+        """The results of a node by the op's own rule; see :class:`NativeRule`."""
+        xp = self.xp
+        if isinstance(node.op, Elementwise):
+            wanted = node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
+            operands = [xp.cast(x, dtype) for x, dtype in zip(operands, wanted, strict=True)]
+        if not node.op.takes_narrow:  # else it moves or converts elements
+            operands = [xp.widened(x) for x in operands]
+        return node.op.evaluate(xp, *operands, **attrs)
 
     def dim(self, dim: Any) -> int:
         """The value of a dim."""

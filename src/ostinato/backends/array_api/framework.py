@@ -97,9 +97,17 @@ class Framework(ABC):
                 :meth:`wait`.
         """
 
+    def snapshot(self, array: np.ndarray[Any, Any]) -> Any:
+        """An operand of compiled functions: the elements that a C-contiguous array has now."""
+        return self.from_host(array, copy=True)
+
     @abstractmethod
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        """The elements of an array, in its memory where the host can read that."""
+        """The elements of an array, in its memory where the host can read that.
+
+        Raises:
+            DeviceError: the device failed to compute it.
+        """
 
     @abstractmethod
     def copy(self, array: Any) -> Any:
@@ -112,6 +120,14 @@ class Framework(ABC):
         Raises:
             DeviceError: the device failed.
         """
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        """Have arrays computed; :meth:`to_host` waits for what it reads.
+
+        Raises:
+            DeviceError: the device failed already.
+        """
+        self.wait(arrays)
 
     @abstractmethod
     def compile(

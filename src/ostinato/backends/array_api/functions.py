@@ -117,12 +117,18 @@ class StageFunctions:
 
         operands = [(value.dtype, shape(value)) for value in stage.operands]
         operands += [(INT64, ())] * len(stage.numbers)
+        substituted = [(layer.node, at) for layer in stage.resident for at in layer.positions]
+        for layer in stage.resident:
+            operands.append((INT64, shape(layer.ids)))
+            operands += [(v.dtype, (layer.places, *shape(v)[1:])) for v in layer.matrices]
 
         def traced(*arrays: Any) -> Sequence[Any]:
-            evaluator = Evaluator(framework.xp, framework.rules, sizes)
-            given = dict(zip((*stage.operands, *stage.numbers), arrays, strict=True))
+            named = (*stage.operands, *stage.numbers)
+            instead = dict(zip(substituted, arrays[len(named) :], strict=True))
+            evaluator = Evaluator(framework.xp, framework.rules, sizes, instead)
+            given = dict(zip(named, arrays, strict=False))
             values = dict(given)
-            evaluator.nodes(stage.nodes, values)
+            evaluator.nodes(stage.nodes, values, stage.results)
             results = [evaluator.value(value, values) for value in stage.results]
             return [
                 framework.xp.copied(array) if value in given else array

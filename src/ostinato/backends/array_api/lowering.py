@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.array_api.expert_layers import called_experts
+from ostinato.backends.array_api.resident_experts import resident_layers
 from ostinato.backends.array_api.stages import Stage, StagedGraph
 from ostinato.ir.graph_facts import graph_facts
+from ostinato.ir.leaves import is_inout
 from ostinato.lower.loopir.nodes import Arg
+from ostinato.lower.lowering import live_nodes
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
 from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from ostinato.backends.array_api.expert_layers import CalledExperts
+    from ostinato.backends.array_api.resident_experts import ResidentLayer
     from ostinato.backends.array_api.stages import OnHost, Part
+    from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.fusion.regions import Refusal
@@ -29,11 +36,15 @@ class StagedProgram(Program):
         graph: the lowered graph.
         values: by value that is in memory between parts, or from run to run, its buffer.
         facts: the conditions on sizes that depend on data.
+        called: the layers that choose among experts, in order.
+        resident: the nodes whose experts are not all on the device.
     """
 
     graph: BaseGraph
     values: dict[Value, LoweredBuffer]
     facts: tuple[Fact, ...]
+    called: list[CalledExperts]
+    resident: Mapping[Node, ResidentLayer]
 
     @property
     def parts(self) -> list[Part]:
@@ -51,6 +62,7 @@ def lower_in_stages(
     on_host: OnHost,
     variables: Sequence[Symbol] | None = None,
     facts: Sequence[Fact] | None = None,
+    store: ExpertStore | None = None,
 ) -> tuple[StagedProgram, list[Refusal]]:
     """The program of a graph; no fusion is refused, since the framework fuses.
 
@@ -59,9 +71,18 @@ def lower_in_stages(
         on_host: whether the host takes a node.
         variables: what a run gives values, by default all that the graph mentions.
         facts: the conditions on sizes, by default those of the graph.
+        store: params whose experts do not all stay on the device.
+
+    Raises:
+        InputError: such a param has other readers, or does not fit the budget.
     """
-    staged = StagedGraph(graph, on_host)
     program = StagedProgram()
+    program.called = called_experts(graph)
+    live = live_nodes(graph)
+    stored = () if store is None else [graph.params[name] for name in store.params]
+    program.resident = {} if store is None else resident_layers(graph, live, store, on_host)
+    observed = [layer.ids for layer in program.called]
+    staged = StagedGraph(graph, on_host, observed, program.resident, stored)
     program.graph = graph
     program.variables = tuple(graph.variables.values() if variables is None else variables)
     given = {symbol.name for symbol in program.variables if symbol.bound is None}
@@ -74,6 +95,8 @@ def lower_in_stages(
         (Role.STATE, graph.states, program.states),
     ):
         for name, value in leaves.items():
+            if value in stored:
+                continue
             kept[name] = program.values[value] = LoweredBuffer(value.type, role, name, value)
     for value in staged.constants:
         data = value.node.attrs["array"]
@@ -130,6 +153,7 @@ def _title(node: Node) -> str:
 
 
 def _donated(stage: Stage, graph: BaseGraph) -> tuple[Value, ...]:
-    """The operands that are states, and get their next value in this stage, the last one."""
+    """The operands that are the program's states, and get their next value in the last stage."""
     assigned = {graph.states[name] for name in graph.assignments}
+    assigned = {value for value in assigned if not is_inout(value.node)}
     return tuple([value for value in stage.operands if value in assigned])

@@ -221,6 +221,7 @@ class ArrayNamespace(ABC):
 
     def _extreme(self, name: str, x: Any, axis: Any, keepdims: bool) -> Any:
         axes = tuple(range(x.ndim)) if axis is None else axis
+        axes = (axes % x.ndim,) if isinstance(axes, int) else axes
         if math.prod(x.shape):
             return getattr(self._module, name)(x, axis=axes, keepdims=keepdims)
         dtype = self.dtype_of(x)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.array_api.arrays import ResidentArray, host_view
+from ostinato.backends.array_api.expert_calls import ExpertCalls
 from ostinato.backends.array_api.run import Run
 from ostinato.backends.array_api.single_stage import SingleStage
 from ostinato.backends.array_api.stages import Stage
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
+    from ostinato.backends.array_api.expert_tier import ExpertTier
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.lowering import StagedProgram
     from ostinato.backends.common.lowered_graph import LoweredGraph
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 __all__ = ["ArrayProgram", "true_or_false"]
+
+#: Bytes of all inputs up to which they are copied, so that a run may still read them at its end.
+_SMALL = 64 << 10
 
 #: The values of no Variables.
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -38,15 +43,17 @@ class ArrayProgram:
     Args:
         functions: its compiled stages.
         lowered: the graph.
-        externals: inputs, then outputs.
+        externals: inputs, states in memory that each run is given, then outputs.
         fixed: returns the present blocks of the fixed slots.
         touches: further memory that every run touches.
         keeps: whether values between parts stay in memory after a run.
+        tier: the experts of layers that are not all on the device.
 
     Attributes:
-        inputs: their number.
+        inputs: the number of arrays that are only read.
         externals: see above.
         live_sizes: the values that the last run gave data-dependent Variables, by name.
+        calls: the experts that the last run has called.
     """
 
     def __init__(
@@ -58,7 +65,9 @@ class ArrayProgram:
         touches: Sequence[tuple[int, int, bool]] = (),
         *,
         keeps: bool = False,
+        tier: ExpertTier | None = None,
     ) -> None:
+        self._tier = tier
         program = lowered.program
         self._functions = functions
         self._framework = functions.framework
@@ -68,39 +77,62 @@ class ArrayProgram:
         self.externals = tuple(externals)
         self.inputs = len(program.inputs)
         self.live_sizes: dict[str, int] = {}
+        self.calls = ExpertCalls(self._framework, program.called, program.resident, tier)
         self.accesses = Accesses([(id(self), 1, True), *touches])
         self._names = [symbol.name for symbol in program.variables]
         self._bound = {symbol.name for symbol in program.variables if symbol.bound is not None}
         self._parts = program.parts
         graph = program.graph
-        self._leaves = [*graph.inputs.values()]
-        self._outputs = [*graph.outputs.values()]
-        self._exact = [_exact_type(value) for value in self._leaves]
+        inouts = {name: graph.states[name] for name in program.inouts}
+        self._leaves = [*graph.inputs.values(), *inouts.values()]
         places = {value: lowered.place(buffer) for value, buffer in program.values.items()}
         roles = {value: buffer.role for value, buffer in program.values.items()}
+        lasting = (Role.PARAM, Role.STATE, Role.CONSTANT)
         self._kept = {
             value: place
             for value, place in places.items()
-            if roles[value] in (Role.PARAM, Role.STATE, Role.CONSTANT) and place[0] >= 0
+            if roles[value] in lasting and place[0] >= 0 and value not in self._leaves
         }
         self._between = [(v, place) for v, place in places.items() if roles[v] is Role.TEMP]
+        self._exact = [_exact_type(value) for value in self._leaves]
+        first = self.inputs + len(inouts)
+        following = [(i, graph.assignments.get(n)) for i, n in enumerate(inouts, self.inputs)]
+        self._written = [(number, value) for number, value in following if value is not None]
+        self._written += enumerate(graph.outputs.values(), first)
         self._assigned = [
-            (graph.assignments[name], places[graph.states[name]]) for name in graph.assignments
+            (value, places[graph.states[name]])
+            for name, value in graph.assignments.items()
+            if name not in inouts
         ]
+        self._inouts = range(self.inputs, first)
+        self._takes_copies = sum(value.type.max_bytes for value in self._leaves) <= _SMALL
         self._single: SingleStage | None = None
         if len(self._parts) == 1 and isinstance(stage := self._parts[0], Stage):
+            results = [value for _, value in self._written]
             self._single = SingleStage(
-                functions, stage, self._kept, self._leaves, self._outputs, self._assigned
+                functions, stage, self._kept, self._leaves, results, self._assigned, self.calls
             )
 
     def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
-        self._run(blocks, variables)
+        self._run(blocks, variables, self._replaced(blocks) if self._inouts else ())
 
     def run_consuming(
         self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[int]
     ) -> None:
         """As :meth:`run`; results may take the memory of inputs at positions ``consumed``."""
-        self._run(blocks, variables, [self._leaves[number] for number in consumed])
+        mine = [self._leaves[number] for number in consumed]
+        self._run(blocks, variables, [*mine, *self._replaced(blocks)])
+
+    def _replaced(self, blocks: Sequence[Any]) -> list[Value]:
+        """The states in given memory whose arrays are exchanged for others."""
+        return [
+            self._leaves[number]
+            for number in self._inouts
+            if isinstance(block := blocks[number], ResidentArray) and not block.memory.foreign
+        ]
+
+    def discard(self) -> None:
+        """Do nothing: all memory is the executable's."""
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         return self._perform(blocks, variables, timed=True)
@@ -124,18 +156,22 @@ class ArrayProgram:
             self._perform(blocks, variables, consumed)
             return
         sizes = self._sizes(variables) if variables else _NO_SIZES
-        from_host = self._framework.from_host
+        framework = self._framework
         given = []
-        with self._framework.launching():
+        outputs = [blocks[number] for number, _ in self._written]
+        # The copy of an output to the host waits for it, in less time than a call that waits.
+        own = self._takes_copies and any(type(block) is np.ndarray for block in outputs)
+        with framework.launching():
             for value, block, (shape, dtype) in zip(
                 self._leaves, blocks, self._exact, strict=False
             ):
                 if type(block) is np.ndarray and block.dtype is dtype and block.shape == shape:
-                    given.append(from_host(block, copy=False))
+                    given.append(
+                        framework.snapshot(block) if own else framework.from_host(block, copy=False)
+                    )
                 else:
-                    given.append(self._given(value, block, sizes))
-            outputs = blocks[self.inputs :]
-            results = self._single.run(self._fixed(), given, outputs, sizes, consumed)
+                    given.append(self._given(value, block, sizes, own=own))
+            results = self._single.run(self._fixed(), given, outputs, sizes, consumed, own=own)
             for block, result in zip(outputs, results, strict=True):
                 self._store(block, result)
 
@@ -148,7 +184,9 @@ class ArrayProgram:
         timed: bool = False,
     ) -> Sequence[float]:
         fixed, framework = self._fixed(), self._framework
-        run = Run(self._functions, self._sizes(variables), self._program.facts, consumed)
+        run = Run(
+            self._functions, self._sizes(variables), self._program.facts, consumed, self._tier
+        )
         with framework.scope():
             values: dict[Value, Any] = {
                 value: fixed[slot].arrays[offset] for value, (slot, offset) in self._kept.items()
@@ -157,9 +195,12 @@ class ArrayProgram:
                 values[value] = self._given(value, block, run.sizes)
             seconds = run.parts(self._parts, values, timed=timed)
             states = self._next_states(values)
-            results = self._results(blocks[self.inputs :], values, states)
-            framework.wait([*results, *states])
-            for block, result in zip(blocks[self.inputs :], results, strict=True):
+            outputs = [blocks[number] for number, _ in self._written]
+            results = self._results(outputs, values, states)
+            if called := [values[value] for value in self.calls.values]:
+                self.calls.note(called)
+            framework.wait([*results, *states, *called])
+            for block, result in zip(outputs, results, strict=True):
                 self._store(block, result)
         for (_, (slot, offset)), array in zip(self._assigned, states, strict=True):
             fixed[slot].arrays[offset] = array
@@ -172,10 +213,10 @@ class ArrayProgram:
     def _results(
         self, blocks: Sequence[Any], values: dict[Value, Any], states: Sequence[Any]
     ) -> list[Any]:
-        """The outputs; what a handle takes is its own array, and no state's."""
+        """The arrays for memory that is written; a handle's is its own, and no state's."""
         seen = {id(array) for array in states}
         found = []
-        for value, block in zip(self._outputs, blocks, strict=True):
+        for (_, value), block in zip(self._written, blocks, strict=True):
             array = values[value]
             if isinstance(block, ResidentArray):
                 array = self._framework.copy(array) if id(array) in seen else array
@@ -193,13 +234,17 @@ class ArrayProgram:
             seen.add(id(array))
         return found
 
-    def _given(self, value: Value, block: Any, sizes: Mapping[str, int]) -> Any:
+    def _given(
+        self, value: Value, block: Any, sizes: Mapping[str, int], *, own: bool = False
+    ) -> Any:
+        """The array of an input; with ``own``, none that shares memory of the host."""
         if isinstance(block, ResidentArray):
             return block.memory.array
         shape = tuple([evaluate(dim, sizes) for dim in value.shape])
-        return self._framework.from_host(
-            true_or_false(host_view(block, value.dtype, shape)), copy=False
-        )
+        elements = true_or_false(host_view(block, value.dtype, shape))
+        if own:
+            return self._framework.snapshot(elements)
+        return self._framework.from_host(elements, copy=False)
 
     def _store(self, block: Any, result: Any) -> None:
         if isinstance(block, ResidentArray):

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato import reference
-from ostinato.backends.array_api.stages import HostStep, Stage
+from ostinato.backends.array_api.stages import ExpertStep, HostStep, Stage
 from ostinato.ir.facts import bind_size, check_facts
+from ostinato.ir.leaves import PARAM
 from ostinato.ops.control import ControlFlow
 from ostinato.variables import Expr, evaluate, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from ostinato.backends.array_api.expert_tier import ExpertTier
     from ostinato.backends.array_api.framework import Framework
     from ostinato.backends.array_api.functions import StageFunctions
+    from ostinato.backends.array_api.resident_experts import ResidentLayer
     from ostinato.backends.array_api.stages import Part, StagedGraph
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
@@ -39,6 +42,7 @@ class Run:
         sizes: the values of Variables; those that depend on data are added.
         facts: the conditions on these.
         consumed: operands that nothing reads after the last stage.
+        tier: the experts of layers that are not all on the device.
 
     Attributes:
         sizes: see above.
@@ -50,7 +54,10 @@ class Run:
         sizes: dict[str, int],
         facts: Sequence[Fact] = (),
         consumed: Collection[Value] = (),
+        tier: ExpertTier | None = None,
     ) -> None:
+        self._tier = tier
+        self._staged: dict[ResidentLayer, list[Any]] = {}
         self._consumed = frozenset(consumed)
         self._functions = functions
         self._framework = functions.framework
@@ -73,6 +80,8 @@ class Run:
             start = time.perf_counter()
             if isinstance(part, Stage):
                 self._stage(part, values)
+            elif isinstance(part, ExpertStep):
+                self._expert_step(part, values)
             else:
                 assert isinstance(part, HostStep)
                 self._host_step(part, values)
@@ -84,9 +93,16 @@ class Run:
     def _stage(self, stage: Stage, values: dict[Value, Any]) -> None:
         operands = [values[value] for value in stage.operands]
         operands += [dim_number(self._framework, value, self.sizes) for value in stage.numbers]
+        operands += [array for layer in stage.resident for array in self._staged.pop(layer)]
         consumed = self._consumed if stage.last else ()
         function = self._functions.get(stage, self.sizes, consumed)
         values.update(zip(stage.results, function(operands), strict=True))
+
+    def _expert_step(self, step: ExpertStep, values: dict[Value, Any]) -> None:
+        assert self._tier is not None
+        for layer in step.layers:
+            ids = self._framework.to_host(self._array(layer.ids, values))
+            self._staged[layer] = self._tier.stage(layer, ids)
 
     def _host_step(self, step: HostStep, values: dict[Value, Any]) -> None:
         node = step.node
@@ -96,7 +112,7 @@ class Run:
             self._bind(node, int(self._framework.to_host(array)))
             values[node.outputs[0]] = array
             return
-        operands = [self._framework.to_host(self._array(v, values)) for v in node.inputs]
+        operands = [self._on_host(value, values) for value in node.inputs]
         if isinstance(node.op, ControlFlow):
             results = self._interpreted(step, node.op, operands)
         else:
@@ -105,6 +121,14 @@ class Run:
         for value, result in zip(node.outputs, results, strict=True):
             array = np.ascontiguousarray(result, value.dtype.numpy)
             values[value] = self._framework.from_host(array.reshape(np.shape(result)), copy=True)
+
+    def _on_host(self, value: Value, values: dict[Value, Any]) -> np.ndarray[Any, Any]:
+        """The elements of a value; those of experts in a file are on the host anyway."""
+        if self._tier is not None and value.node.op is PARAM:
+            stored = self._tier.host.matrices.get(value.name)
+            if stored is not None:
+                return stored
+        return self._framework.to_host(self._array(value, values))
 
     def _array(self, value: Value, values: dict[Value, Any]) -> Any:
         found = values.get(value)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
+    from ostinato.backends.array_api.expert_calls import ExpertCalls
     from ostinato.backends.array_api.framework import ArrayFunction
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.stages import Stage
@@ -29,9 +30,10 @@ class SingleStage:
         functions: the compiled stages.
         stage: the stage.
         kept: the places of params, states and constants.
-        inputs: the graph's, in order.
-        outputs: the graph's, in order.
+        inputs: the values whose arrays a run is given, in order.
+        outputs: the values that go to memory which a run is given, in order.
         assigned: the values that states get, and the places of these states.
+        calls: takes the ids of experts that runs call.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SingleStage:
         inputs: Sequence[Value],
         outputs: Sequence[Value],
         assigned: Sequence[tuple[Value, tuple[int, int]]],
+        calls: ExpertCalls,
     ) -> None:
         self._functions = functions
         self._framework = functions.framework
@@ -52,6 +55,8 @@ class SingleStage:
         position = {value: number for number, value in enumerate(stage.results)}
         self._outputs = [position[value] for value in outputs]
         self._states = [(position[value], place) for value, place in assigned]
+        self._calls = calls
+        self._called = [position[value] for value in calls.values]
         states = [number for number, _ in self._states]
         self._repeated = [i for i, number in enumerate(states) if number in states[:i]]
         self._shared = {
@@ -65,6 +70,8 @@ class SingleStage:
         blocks: Sequence[Any],
         sizes: Mapping[str, int],
         consumed: Collection[Value],
+        *,
+        own: bool,
     ) -> list[Any]:
         """Run it, and exchange the arrays of states.
 
@@ -74,6 +81,8 @@ class SingleStage:
             blocks: the memory that outputs go to.
             sizes: the values of Variables.
             consumed: inputs that nothing reads afterwards.
+            own: whether nothing writes to the inputs' memory afterwards, so that results may still
+                be under way.
 
         Returns:
             The outputs; for a handle, an array that is nothing else's.
@@ -91,7 +100,13 @@ class SingleStage:
         for position in self._shared:
             if isinstance(blocks[position], ResidentArray):
                 outputs[position] = framework.copy(outputs[position])
-        framework.wait([*outputs, *states])
+        if called := [results[number] for number in self._called]:
+            self._calls.note(called)
+        arrays = [*outputs, *states, *called]
+        if own:
+            framework.launch(arrays)
+        else:
+            framework.wait(arrays)
         for (_, (slot, offset)), array in zip(self._states, states, strict=True):
             tables[slot][offset] = array
         return outputs

@@ -16,8 +16,9 @@ from ostinato.records import dataclass
 from ostinato.variables import Expr, bounds, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from ostinato.backends.array_api.resident_experts import ResidentLayer
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     #: Whether the host takes a node.
     OnHost: TypeAlias = Callable[[Node], bool]
 
-__all__ = ["HostStep", "OnHost", "Part", "Stage", "StagedGraph", "is_large"]
+__all__ = ["ExpertStep", "HostStep", "OnHost", "Part", "Stage", "StagedGraph", "is_large"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +69,15 @@ class Stage(Part):
         sizes: the Variables for whose values it is compiled.
         donated: states among the operands whose next value it gives: results may take their memory.
         last: whether no part of the program comes after it.
+        resident: those of its nodes whose experts are not all on the device. Of each it takes the
+            places of the experts that are called, and their matrices, as further operands.
     """
 
     numbers: tuple[Value, ...] = ()
     sizes: tuple[str, ...] = ()
     donated: tuple[Value, ...] = ()
     last: bool = False
+    resident: tuple[ResidentLayer, ...] = ()
 
     def variable_free(self) -> bool:
         return not self.sizes and not self.numbers
@@ -116,12 +120,29 @@ class HostStep(Part):
         return False
 
 
+@dataclass(frozen=True, eq=False)
+class ExpertStep(Part):
+    """The staging of the experts that a node of a later stage calls, and that are not resident.
+
+    Attributes:
+        layers: the node's, alone.
+    """
+
+    layers: tuple[ResidentLayer, ...] = ()
+
+    def variable_free(self) -> bool:
+        return False
+
+
 class StagedGraph:
     """The parts of a graph, in the order in which they run.
 
     Args:
         graph: the graph.
         on_host: whether the host takes a node.
+        observed: values that parts give besides the graph's results.
+        resident: the nodes whose experts are not all on the device.
+        stored: params in a file of experts, which steps of the host read by themselves.
 
     Attributes:
         graph: see above.
@@ -129,13 +150,22 @@ class StagedGraph:
         parts: in order.
     """
 
-    def __init__(self, graph: BaseGraph, on_host: OnHost) -> None:
+    def __init__(
+        self,
+        graph: BaseGraph,
+        on_host: OnHost,
+        observed: Sequence[Value] = (),
+        resident: Mapping[Node, ResidentLayer] | None = None,
+        stored: Collection[Value] = (),
+    ) -> None:
+        self._stored = stored
+        self._resident = {} if resident is None else resident
         self.graph = graph
         self._on_host = on_host
         live = live_nodes(graph)
         self.constants = [node.outputs[0] for node in live if is_large(node)]
         self._nodes = [node for node in live if not isinstance(node.op, Leaf)]
-        self._results = dict.fromkeys(graph.results())
+        self._results = dict.fromkeys([*graph.results(), *observed])
         self.parts = self._divided()
 
     def _divided(self) -> list[Part]:
@@ -144,6 +174,8 @@ class StagedGraph:
         for node in self._nodes:
             before = [n for n in self.graph.needed_by(node) if n in rounds]
             rounds[node] = max((rounds[n] + self._on_host(n) for n in before), default=0)
+            if node in self._resident and (ids := self._resident[node].ids.node) in rounds:
+                rounds[node] = max(rounds[node], rounds[ids] + 1)
         members: list[tuple[list[Node], list[Node]]] = []
         for number in range(max(rounds.values(), default=-1) + 1):
             here = [node for node, found in rounds.items() if found == number]
@@ -155,6 +187,7 @@ class StagedGraph:
         parts: list[Part] = []
         for number, (nodes, hosted) in enumerate(members):
             through = passed if number == len(members) - 1 else []
+            parts += [self._expert_step(node) for node in nodes if node in self._resident]
             if nodes or through:
                 parts.append(self._stage(nodes, through))
             parts += [self._host_step(node) for node in hosted]
@@ -165,7 +198,7 @@ class StagedGraph:
 
         Args:
             nodes: in order.
-            passed: results of the graph that are leaves, which the stage copies.
+            passed: results that are leaves of the graph, which the stage copies.
         """
         inside = set(nodes)
         read = {value for n in self._nodes if n not in inside for value in n.inputs}
@@ -173,7 +206,7 @@ class StagedGraph:
         fixed |= {s for value in passed for dim in value.shape for s in symbols(dim)}
         numbers = [n for n in nodes if _is_number(n) and not fixed.issuperset(_sizes_of(n))]
         computed = [node for node in nodes if node not in set(numbers)]
-        used = dict.fromkeys([*(v for node in computed for v in node.inputs), *passed])
+        used = dict.fromkeys([*(v for node in computed for v in self._inputs(node)), *passed])
         own = {value for node in nodes for value in node.outputs}
         return Stage(
             tuple(computed),
@@ -183,7 +216,19 @@ class StagedGraph:
             ),
             numbers=tuple([node.outputs[0] for node in numbers]),
             sizes=tuple(sorted({symbol.name for symbol in fixed})),
+            resident=tuple([self._resident[node] for node in nodes if node in self._resident]),
         )
+
+    def _inputs(self, node: Node) -> list[Value]:
+        """The operands of a node, without those that it has others for."""
+        layer = self._resident.get(node)
+        replaced = () if layer is None else layer.positions
+        return [value for i, value in enumerate(node.inputs) if i not in replaced]
+
+    def _expert_step(self, node: Node) -> ExpertStep:
+        layer = self._resident[node]
+        operands = () if _is_small(layer.ids.node) else (layer.ids,)
+        return ExpertStep((node,), operands, (), layers=(layer,))
 
     def _host_step(self, node: Node) -> HostStep:
         nested = tuple(
@@ -191,7 +236,8 @@ class StagedGraph:
             for name, attr in node.attrs.items()
             if isinstance(attr, BaseGraph)
         )
-        operands = dict.fromkeys(value for value in node.inputs if not _is_small(value.node))
+        held = {value for value in node.inputs if value in self._stored or _is_small(value.node)}
+        operands = dict.fromkeys(value for value in node.inputs if value not in held)
         return HostStep((node,), tuple(operands), tuple(node.outputs), nested=nested)
 
 

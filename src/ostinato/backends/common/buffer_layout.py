@@ -70,7 +70,7 @@ class BufferLayout:
             members = [
                 b for b in owned if b.role in roles and not (b in non_retained or b.is_inout)
             ]
-            offsets, size = _side_by_side(members)
+            offsets, size = _side_by_side(members, least=ALIGNMENT)
             locations.update((b, (int(slot), o)) for b, o in zip(members, offsets, strict=True))
             sizes.append(size)
         for number, buffer in enumerate(program.externals, len(Slot)):
@@ -82,10 +82,18 @@ class BufferLayout:
         return [(b, offset) for b, (number, offset) in self.locations.items() if number == slot]
 
 
-def _side_by_side(buffers: Iterable[LoweredBuffer], start: int = 0) -> tuple[list[int], int]:
-    """Offsets from ``start`` on, and the end of the last buffer."""
+def _side_by_side(
+    buffers: Iterable[LoweredBuffer], start: int = 0, least: int = 0
+) -> tuple[list[int], int]:
+    """Offsets from ``start`` on, and the end of the last buffer.
+
+    Args:
+        buffers: in order.
+        start: the first offset.
+        least: bytes that a buffer takes even if it is empty, so that each has an offset of its own.
+    """
     offsets = []
     for buffer in buffers:
         offsets.append(start)
-        start += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+        start += max(least, -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT)
     return offsets, start

@@ -1,22 +1,20 @@
-"""Executables of devices with memory of their own: params, states, results and plans."""
+"""Executables of devices with memory of their own, of bytes: params, states and results."""
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from ostinato.backends.base import Executable
 from ostinato.backends.common.expert_layers import ExpertLayers
+from ostinato.backends.common.program_executable import ProgramExecutable, SlotProgram
 from ostinato.backends.common.program_image import Slot
-from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.ir.stored import elements
 from ostinato.plan.buffer import bytes_of
-from ostinato.plan.device_array import DeviceArray, may_share_memory
-from ostinato.plan.order import NOTHING, ORDER, Accesses, Submission, arrays_touched
+from ostinato.plan.device_array import DeviceArray
+from ostinato.plan.order import NOTHING, Submission, arrays_touched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,17 +22,12 @@ if TYPE_CHECKING:
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.live_sizes import LiveSizes
-    from ostinato.backends.common.lowered_graph import LoweredGraph
+    from ostinato.backends.common.program_executable import CompiledProgram
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
-    from ostinato.backends.common.program_memory import BlockKind
+    from ostinato.backends.common.program_memory import BlockKind, ProgramMemory
     from ostinato.backends.common.weights import Weights
-    from ostinato.ir.facts import Fact
     from ostinato.ir.stored import ParamSource
-    from ostinato.lower.loopir.kernel import Kernel
     from ostinato.plan.buffer import Storage
-    from ostinato.plan.execution_plan import ExecutionPlan
-    from ostinato.plan.prepared import KernelCode
-    from ostinato.plan.report import CompileReport
 
 __all__ = ["DeviceExecutable", "DeviceMemory", "DeviceProgram"]
 
@@ -64,8 +57,8 @@ class DeviceMemory(Protocol):
         """Give the memory back, until the next use; it is zero then."""
 
 
-class DeviceProgram(Protocol):
-    """A device's program; see :class:`~ostinato.backends.common.program_runner.RunnableProgram`.
+class DeviceProgram(SlotProgram, Protocol):
+    """A device's program, which may be run several times at once.
 
     Attributes:
         on_run: called after each run, with the values of its Variables.
@@ -77,33 +70,8 @@ class DeviceProgram(Protocol):
     def sizes(self) -> LiveSizes:
         """The Variables, and the sizes of inputs and outputs."""
 
-    @property
-    def accesses(self) -> Accesses:
-        """The memory that every run touches, besides the arrays that it is given."""
-
-    def run(self, blocks: Sequence[Any], variables: Sequence[int], /) -> None:
-        """Run on inputs, then outputs."""
-
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]], /) -> None:
         """Run several times, in this order."""
-
-    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int], /) -> Sequence[float]:
-        """Run; return the seconds of each step."""
-
-    def discard(self) -> None:
-        """Give back the memory of its own, until the next run."""
-
-
-class CompiledProgram(Protocol):
-    """A device's compilation of a graph."""
-
-    @property
-    def lowered(self) -> LoweredGraph[Any]:
-        """Kernels, buffers and their memory."""
-
-    @property
-    def kernel_code(self) -> Callable[[Kernel], KernelCode]:
-        """Returns the code of a kernel."""
 
 
 M = TypeVar("M", bound=DeviceMemory)
@@ -112,28 +80,17 @@ P = TypeVar("P", bound=DeviceProgram)
 C = TypeVar("C", bound="Context")
 
 
-class DeviceExecutable(Executable, Generic[M, S, P, C]):
-    """See :class:`~ostinato.backends.base.Executable`.
+class DeviceExecutable(ProgramExecutable[M, S, P, C]):
+    """See :class:`~ostinato.backends.common.program_executable.ProgramExecutable`.
 
     Weights, states and intermediate values are on the device. Inputs and outputs are copied from
-    and to the caller's arrays. Results without such an array are in memory of the host.
+    and to the caller's arrays.
 
     Args:
-        image: the compiled program.
-        kind: the device's blocks.
-        context: the device's command queue.
-        params: contents of the params.
-        compilation: returns the compilation of the program, for plans and reports.
+        image, kind, context, params, compilation: see there.
         siblings: executables of the same model at other sizes, to share weights with; ``None``:
             there will be none.
-
-    Attributes:
-        program: runs on :attr:`memory`.
-        memory: the memory of the fixed slots.
     """
-
-    program: P
-    memory: ProgramMemory[M, S]
 
     def __init__(
         self,
@@ -144,31 +101,16 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         compilation: Callable[[], CompiledProgram],
         siblings: Sequence[Self] | None = None,
     ) -> None:
-        self._image = image._replace(constants=())
         self._weight_form = None if siblings is None else image.weight_form()
-        self._context = context
-        self._compilation = compilation
-        self._lent: dict[Slot | str, Storage] = {}
-        shared = self._weights_of(siblings or (), params)
-        self._start(ProgramMemory(image, kind, shared))
-        for name in image.states:
-            self.write_state(name, None)
-        if shared is None:
-            self.memory.weights.write_first(params, self._write)
+        self._siblings = tuple(siblings or ())
+        super().__init__(image, kind, context, params, compilation)
+        self._siblings = ()
 
     # -- what a device hands in --------------------------------------------------------------------
 
     @abstractmethod
-    def _new_program(self) -> P:
-        """The program that runs on :attr:`memory`."""
-
-    @abstractmethod
     def _new_block(self, nbytes: int, purpose: str) -> M:
         """Memory of the device; messages mention its purpose."""
-
-    @abstractmethod
-    def _host_memory(self, nbytes: int) -> memoryview:
-        """Zeroed memory of the host, for results."""
 
     @abstractmethod
     def _perform(self, steps: Sequence[S], blocks: dict[int, M]) -> None:
@@ -182,82 +124,25 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         """The layers of experts, of which none is resident."""
         return ExpertLayers(self._image.routings, self.program)
 
-    def _memory_moves(self) -> None:
-        """Called when some of the memory is exchanged or given back."""
-        return
-
     # -- memory ------------------------------------------------------------------------------------
 
-    @property
-    def report(self) -> CompileReport:  # type: ignore[override]  # read-only
-        return self._compilation().lowered.report
-
     def _start(self, memory: ProgramMemory[M, S]) -> None:
-        """Make the program that runs on ``memory``."""
-        self.memory = memory
-        self.unset = memory.weights.unset
-        self._results: memoryview | None = None
-        self.program = self._new_program()
+        super()._start(memory)
         self._experts = self._open_experts()
 
     def clone(self, context: Context | None = None) -> Self:
-        twin = copy.copy(self)
-        if context is not None:
-            twin._context = context  # type: ignore[assignment]  # of the same device
-        twin._lent = {}
-        with self.memory.guard:
-            twin._start(self.memory.clone())
-        twin._block(Slot.STATES).copy_from(self._block(Slot.STATES))
+        twin = super().clone(context)
         twin._experts.begin(self._experts)
-        twin.last = ()
         return twin
 
-    def _block(self, slot: Slot) -> M:
-        """The present block of a fixed slot."""
-        return self.memory.fixed()[slot]
-
     def discard(self) -> None:
-        self._block(Slot.ARENA).discard()
-        self._memory_moves()
-        ORDER.memory_changes(self.program)
-        if Slot.ARENA in self._lent:
-            ORDER.memory_changes(self._lent[Slot.ARENA])
+        super().discard()
         self._experts.clear()
-
-    def close(self) -> None:
-        with self.memory.guard:
-            self.memory.close()
-        self.program.discard()
-        for own in (self.program, *self._lent.values()):
-            ORDER.memory_changes(own, replaced=True)
-        self._results = None
-
-    @property
-    def arena(self) -> memoryview:
-        self.memory.check_open()
-        if self._results is None:
-            outputs = [e.nbytes for e in self._image.externals if e.written]
-            outputs = outputs[len(outputs) - len(self._image.results) :]
-            ends = [o + n for o, n in zip(self._image.results, outputs, strict=True)]
-            self._results = self._host_memory(max(ends, default=0))
-        return self._results
-
-    @property
-    def arena_address(self) -> int:
-        found: int = np.frombuffer(self.arena, np.uint8).__array_interface__["data"][0]
-        return found
-
-    @property
-    def result_offsets(self) -> Sequence[int]:
-        return self._image.results
 
     # -- params and states -------------------------------------------------------------------------
 
-    def _weights_of(
-        self, siblings: Sequence[Self], params: Mapping[str, ParamSource]
-    ) -> Weights[M, S] | None:
-        """The weights of a sibling that has the same ones in the same form."""
-        for other in siblings:
+    def _shared_weights(self, params: Mapping[str, ParamSource]) -> Weights[M, S] | None:
+        for other in self._siblings:
             if other._weight_form == self._weight_form and not other.unset:
                 with other.memory.guard:
                     alike = params.keys() == other._image.params.keys()
@@ -277,20 +162,12 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         weights.block.memory.read(location[1], held)
         return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
 
-    def write_params(self, params: Mapping[str, Array]) -> None:
-        self.memory.weights.write(params, self._write)
-
     def _write(self, params: Mapping[str, Array], stale: Sequence[ProgramPreparation[S]]) -> None:
         """Copy arrays into params, then prepack; non-retained params are only prepacked."""
         block = self.memory.weights.block
         given: dict[int, M] = {}
         with block.guard:
-            former = block.memory
-            if block.unshare():
-                self._memory_moves()
-                if lent := self._lent.get(Slot.WEIGHTS):
-                    # What a clone has lent stays as it is.
-                    ORDER.memory_changes((lent, former), replaced=True)
+            self._own_weights()
             fixed = self.memory.fixed()
             for position, (name, (nbytes, place)) in enumerate(self._image.params.items()):
                 if name not in params:
@@ -345,59 +222,27 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
 
     # -- running -----------------------------------------------------------------------------------
 
-    @property
-    def accesses(self) -> Accesses:
-        return self.program.accesses
-
-    def run(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
-    ) -> None:
-        self.check_apart(inputs, outputs)
-        self.program.run([*inputs, *outputs], variables)
-
     def run_many(
         self, runs: Sequence[tuple[Sequence[Array], Sequence[Array], Sequence[int]]]
     ) -> None:
-        for inputs, outputs, _ in runs:
-            self.check_apart(inputs, outputs)
         self.program.run_many(
-            [([*inputs, *outputs], variables) for inputs, outputs, variables in runs]
+            [(self._apart(inputs, outputs), variables) for inputs, outputs, variables in runs]
         )
 
     def run_direct(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> bool:
         self._context.refuse_while_capturing("run reads its results back")
-        arrays = [*inputs, *outputs]
-        if not all(array.flags.c_contiguous for array in arrays):
+        if not all(array.flags.c_contiguous for array in (*inputs, *outputs)):
             raise ValueError("an array is not C-contiguous")
-        read, written = self._by_use(inputs, outputs)
-        _check_apart(read, written)
-        touched = arrays_touched(read, written) if arrays else NOTHING
+        arrays, read = self._apart(inputs, outputs), self._inputs
+        touched = arrays_touched(arrays[:read], arrays[read:]) if arrays else NOTHING
         with Submission(self.program.accesses, touched):
             if not self.direct:
                 return False
             self.program.run(arrays, variables)
             self.last = tuple(outputs)
         return True
-
-    def check_apart(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Check that no array that a run writes overlaps another one.
-
-        Raises:
-            ValueError: one does.
-        """
-        _check_apart(*self._by_use(inputs, outputs))
-
-    def _by_use(
-        self, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> tuple[Sequence[Array], Sequence[Array]]:
-        """The arrays that a run only reads, and those that it writes: inputs may be among them."""
-        inouts = sum(external.inout for external in self._image.externals)
-        if not inouts:
-            return inputs, outputs
-        first = len(inputs) - inouts
-        return inputs[:first], [*inputs[first:], *outputs]
 
     @property
     def live_sizes(self) -> dict[str, int]:
@@ -439,34 +284,3 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
 
     def pop_limit(self) -> None:
         self._experts.extents.pop()
-
-    # -- the plan ----------------------------------------------------------------------------------
-
-    def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
-        # Imported here, since runs do not need it.
-        from ostinato.backends.common.plan_maker import lent_storages, make_plan
-
-        compiled, context = self._compilation(), self._context
-        executable: Any = self
-        self._lent = lent_storages(executable, compiled.lowered, context)
-        return make_plan(
-            executable,
-            compiled.lowered,
-            compiled.kernel_code,
-            self._lent,
-            context,
-            facts,
-            self._memory_of,
-        )
-
-
-def _check_apart(read: Sequence[Array], written: Sequence[Array]) -> None:
-    """Check that no array that is written overlaps another one.
-
-    Raises:
-        ValueError: one does.
-    """
-    for position, array in enumerate(written):
-        for other in (*read, *written[:position]):
-            if may_share_memory(array, other):
-                raise ValueError(f"written array {position} overlaps another one in memory")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
+from ostinato.backends.common.extents import Extents, expert_numbers, tokens_in_use
 from ostinato.plan.buffer import bytes_of
 
 if TYPE_CHECKING:
@@ -172,47 +172,6 @@ class ExpertLayers:
                 count = self._program.sizes.number(routing.rows, variables, values())
             ids = np.empty(count, np.int64)
             arena.read(routing.offset, bytes_of(ids))
-            ids[ids < 0] += routing.experts
-            by_token = ids.clip(0, routing.experts - 1).reshape(-1, *routing.per_token)
-            found.append(by_token[: _in_use(len(by_token), routing, extent)])
+            by_token = expert_numbers(ids, routing.experts).reshape(-1, *routing.per_token)
+            found.append(by_token[: tokens_in_use(len(by_token), routing.padded, extent)])
         return found
-
-
-class Extents:
-    """The rows in use, for all threads and for single ones."""
-
-    def __init__(self) -> None:
-        self._common: tuple[int, int] | None = None
-        self._own: dict[int, list[tuple[int, int] | None]] = {}
-
-    @property
-    def current(self) -> tuple[int, int] | None:
-        """Those of the calling thread's runs; ``None``: all rows."""
-        own = self._own.get(threading.get_ident())
-        return own[-1] if own else self._common
-
-    def set(self, extent: tuple[int, int] | None) -> None:
-        """See :meth:`Executable.limit_rows`."""
-        self._common = extent
-
-    def push(self, extent: tuple[int, int] | None) -> None:
-        """See :meth:`Executable.push_limit`."""
-        self._own.setdefault(threading.get_ident(), []).append(extent)
-
-    def pop(self) -> None:
-        """See :meth:`Executable.pop_limit`."""
-        own = self._own[threading.get_ident()]
-        own.pop()
-        if not own:
-            del self._own[threading.get_ident()]
-
-
-def _in_use(tokens: int, routing: RoutingLocation, extent: tuple[int, int] | None) -> int:
-    """The number of leading tokens that are no padding.
-
-    Tokens that come from no input of so many rows, or do not divide into them, all count.
-    """
-    if extent is None or extent[1] not in routing.padded or tokens % max(1, extent[1]):
-        return tokens
-    actual, upper = extent
-    return tokens // upper * actual

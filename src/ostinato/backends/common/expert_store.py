@@ -4,36 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.dtypes import UINT8
 from ostinato.errors import InputError
 from ostinato.ir.leaves import PARAM
 from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL
+from ostinato.ops.packed_experts import PACKED_GROUPED_BLOCK_MATMUL
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from ostinato.backends.common.experts import ExpertsInFile
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.ir.stored import MatrixLayout
 
 __all__ = ["ExpertStore", "check_uses", "expert_matrices", "reads_stored"]
 
 
 @dataclass(frozen=True)
 class ExpertStore:
-    """The params in a file of experts, and the memory that their experts may take.
+    """The params in files of experts, and the memory that their experts may take.
 
     Attributes:
-        params: by name, whether the file has the matrices transposed.
+        params: by name, the layout of their matrices in the files.
         budget: bytes; ``None``: as many as it takes.
     """
 
-    params: Mapping[str, bool]
+    params: Mapping[str, MatrixLayout]
     budget: int | None = None
+
+    @staticmethod
+    def of(experts: ExpertsInFile) -> ExpertStore:
+        """That of params whose tensors are known."""
+        layouts = {name: tensor.layout for name, tensor in experts.tensors.items()}
+        return ExpertStore(layouts, experts.budget)
 
 
 def expert_matrices(node: Node) -> Sequence[Value]:
     """The operands of a node that are matrices of experts."""
     if node.op is EXPERT_MLP:
         return node.inputs[3:]
+    if node.op is PACKED_GROUPED_BLOCK_MATMUL:
+        return node.inputs[3:4]
     return node.inputs[1:2] if node.op is GROUPED_MATMUL else ()
 
 
@@ -62,7 +74,11 @@ def check_uses(
         wrong = [n for n in reading if n.inputs.count(value) != expert_matrices(n).count(value)]
         if wrong or value in graph.results():
             by = f"{wrong[0]} {wrong[0].source}".rstrip() if wrong else "the outputs"
-            raise InputError(f"param {name!r} is in the file of experts, but is also read by {by}")
+            decoded = value.dtype == UINT8 and len(wrong) == len(reading) > 0
+            hint = ": a device that decodes packed matrices can not leave them there" * decoded
+            raise InputError(
+                f"param {name!r} is in the file of experts, but is also read by {by}{hint}"
+            )
     for node in readers:
         missing = [m for m in expert_matrices(node) if m.node.op is not PARAM]
         missing += [m for m in expert_matrices(node) if m.name not in store.params]

@@ -19,7 +19,7 @@ __all__ = ["note_kernels", "note_nodes"]
 
 
 def note_nodes(report: CompileReport, graph: BaseGraph) -> None:
-    """Note the nodes that were rewritten, and those that the device takes as they are.
+    """Note the nodes that were rewritten, those that the device takes as they are, and the params.
 
     Args:
         report: has the events of the passes.
@@ -34,6 +34,9 @@ def note_nodes(report: CompileReport, graph: BaseGraph) -> None:
     computed = {n.label: n.op.name for n in graph.nodes if n.op.name not in LEAVES}
     report.rewritten = [NodeNote(label, op) for label, op in rewritten.items()]
     report.native = [NodeNote(la, op) for la, op in computed.items() if la not in rewritten]
+    for param in graph.params.values():
+        name = str(param.dtype)
+        report.params[name] = report.params.get(name, 0) + param.type.max_bytes
 
 
 def note_kernels(report: CompileReport, program: Program, name: Callable[[Call], str]) -> None:

@@ -121,9 +121,7 @@ class CpuBackend(Backend):
             from ostinato.backends.common.expert_store import ExpertStore
 
             tensors = experts.tensors
-            transposed = {name: tensor.transposed for name, tensor in tensors.items()}
-            store = ExpertStore(transposed, experts.budget)
-            lowering = replace(lowering, experts=store)
+            lowering = replace(lowering, experts=ExpertStore.of(experts))
         return self._executable(graph, params, options, lowering, progress, tensors, siblings)
 
     def _tuner(self, options: CompileOptions, target: TargetSpec) -> ChooseTiles | None:

@@ -9,7 +9,7 @@ import numpy as np
 from ostinato.backends.common.experts import ExpertTransfers
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.compiler import SizeCode
-from ostinato.backends.cpu.rules.offload import SOURCE_HEAD
+from ostinato.backends.cpu.rules.offload import source_numbers
 from ostinato.backends.cpu.submission import copy_step
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = ["ExpertTier"]
 Array = np.ndarray[Any, Any]
 
 #: Positions of a source's counters among its numbers; see csrc/experts.h.
-_BYTES_READ, _FAILURES = 9, 10
+_BYTES_READ, _FAILURES = 8, 9
 
 
 class ExpertTier:
@@ -53,7 +53,7 @@ class ExpertTier:
         self._layers = layers
         self._tensors = tensors
         self._locations = locations
-        self._files = {tensor.file: tensor for tensor in tensors.values()}
+        self._files = {file: tensor for tensor in tensors.values() for file in tensor.files}
         self._memory = np.ndarray(memory.nbytes // 8, np.int64, memoryview(memory))
         for layer in layers:
             for matrix in layer.matrices:
@@ -79,13 +79,19 @@ class ExpertTier:
         compiled = code.kernel(nest)
         assert not isinstance(compiled, SizeCode)
         address = compiled.address
+        rooms = packing.rooms
         head = [
-            tensor.file.fileno(), address, extent, packing.pieces, packing.piece_bytes,
-            packing.matrix_bytes, packing.stride, packing.packed_bytes, packing.room, 0, 0,
+            address, extent, packing.pieces, packing.stride, packing.packed_bytes, rooms[-1],
+            tensor.shape[0], len(packing.ranges), 0, 0,
         ]  # fmt: skip
-        assert len(head) == SOURCE_HEAD
+        ranges = [
+            (part.piece_bytes, part.matrix_bytes, room)
+            for part, room in zip(packing.ranges, rooms, strict=False)
+        ]
+        places = [(p.file.fileno(), p.offset) for part in tensor.ranges for p in part]
+        numbers = [*head, *(number for row in (*ranges, *places) for number in row)]
+        assert len(numbers) == source_numbers(tensor.shape[0], tensor.layout)
         start = self._number_of(matrix.source)
-        numbers = [*head, *tensor.offsets]
         self._memory[start : start + len(numbers)] = numbers
 
     def _make_programs(
@@ -180,7 +186,7 @@ class ExpertTier:
         self._reported = failures
         for file, tensor in self._files.items():
             if failures > min(before, reported) or not file.unchanged:
-                raise tensor.changed()
+                raise tensor.changed(file)
 
     def transfers(self) -> ExpertTransfers:
         """The transfers so far."""

@@ -98,6 +98,7 @@ def _fastest(
         _nbytes(product, product.b, operand),
         _nbytes(product, product.d, result),
         product.workspace,
+        *([product.d.rows * result] if product.bias else ()),
         _FLUSHED,
     ]
     blocks = [DeviceBlock(gpu, nbytes, f"timing the product {product}") for nbytes in sizes]

@@ -102,11 +102,7 @@ class CudaBackend(Backend):
     ) -> CudaExecutable:
         load = partial(self._executable, params=params, graphs=options.launch_graphs)
         if experts is not None:
-            store = ExpertStore(
-                {name: tensor.transposed for name, tensor in experts.tensors.items()},
-                experts.budget,
-            )
-            compiled = self._compile(graph, options, progress, experts=store)
+            compiled = self._compile(graph, options, progress, experts=ExpertStore.of(experts))
             return load(compiled, experts=experts.tensors)
         if not options.stored_programs:
             return load(self._compile(graph, options, progress))

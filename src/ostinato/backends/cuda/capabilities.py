@@ -13,6 +13,7 @@ from ostinato.ir.leaves import LEAVES
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.loopir.views import VIEWS
 from ostinato.ops.elementwise import ELEMENTWISE
+from ostinato.records import replace
 
 if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
@@ -38,6 +39,7 @@ def lowering_options(options: CompileOptions, *, has_products: bool = False) -> 
         has_products: whether there is a library of matrix products.
     """
     shared, on = shared_options(options), options.optimize
+    shared = replace(shared, fusion=replace(shared.fusion, row_factors=on))
     library = LibrarySettings(options.tf32, options.time_products)
     return CudaLowering(
         shared,

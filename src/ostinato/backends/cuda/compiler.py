@@ -42,6 +42,9 @@ _OPTIONS = (
     "--disable-warnings",
 )
 
+#: Architectures with instructions that no later one has, by their general names.
+_SPECIFIC = {"sm_90": "sm_90a"}
+
 
 class NvrtcToolchain:
     """See :class:`~ostinato.backends.cuda.toolchain.Toolchain`: objects are cubins.
@@ -68,8 +71,9 @@ class NvrtcToolchain:
     def identity(self) -> str:
         """All that objects depend on besides their sources: the GPU, NVRTC, options and headers."""
         _, major, minor = self._nvrtc.nvrtcVersion()
+        made_with = (_SPECIFIC, _OPTIONS)
         digest = hashlib.sha256("\0".join(f"{k}\0{v}" for k, v in headers().items()).encode())
-        return f"{self.target.identity} nvrtc {major}.{minor} {_OPTIONS} {digest.hexdigest()}"
+        return f"{self.target.identity} nvrtc {major}.{minor} {made_with} {digest.hexdigest()}"
 
     def compile(
         self, kernels: Sequence[CudaKernel], progress: Progress | None = None
@@ -171,8 +175,9 @@ def compile_text(text: str, arch: str, *, ptx: bool = False) -> bytes:
     )
     _check(nvrtc, status)
     try:
-        virtual = arch.replace("sm_", "compute_")
-        options = [f"--gpu-architecture={virtual if ptx else arch}", *_OPTIONS]
+        real = _SPECIFIC.get(arch, arch)
+        virtual = real.replace("sm_", "compute_")
+        options = [f"--gpu-architecture={virtual if ptx else real}", *_OPTIONS]
         (status,) = nvrtc.nvrtcCompileProgram(
             program, len(options), [option.encode() for option in options]
         )

@@ -42,7 +42,10 @@ _NUMBERS: dict[str, type[ctypes.c_float | ctypes.c_double | ctypes.c_int32]] = {
 }
 
 #: ``cublasLtMatmulDescAttributes_t``.
-_TRANSPOSED_A, _TRANSPOSED_B = 3, 4
+_TRANSPOSED_A, _TRANSPOSED_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
+
+#: ``cublasLtEpilogue_t``: a bias is added.
+_WITH_BIAS = 4
 
 #: ``cublasOperation_t`` for a transposition.
 _TRANSPOSE = 1
@@ -55,6 +58,9 @@ _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 
 #: ``cublasLtReductionScheme_t``: parts of a sum are added in the dtype of sums, in a fixed order.
 _IN_COMPUTE_TYPE = 2
+
+#: The address of a bias while algorithms are looked for: aligned as buffers are, and never read.
+_ANY_ADDRESS = 256
 
 #: Results in words, of ``cublasStatus_t``.
 _NOT_SUPPORTED = 15
@@ -209,6 +215,10 @@ class CublasLtMultiplication:
             if transposed:
                 value = ctypes.c_int32(_TRANSPOSE)
                 library.set_attribute("MatmulDesc", self._description, attribute, value)
+        if product.bias:
+            value = ctypes.c_int32(_WITH_BIAS)
+            library.set_attribute("MatmulDesc", self._description, _EPILOGUE, value)
+            self._set_bias(_ANY_ADDRESS)
         self._a = self._layout(product.a, product.dtype)
         self._b = self._layout(product.b, product.dtype)
         self._d = self._layout(product.d, product.result)
@@ -247,8 +257,15 @@ class CublasLtMultiplication:
             library.call("cublasLtMatmulPreferenceDestroy", preference)
         return [bytes(entry.algorithm) for entry in found if entry.workspace <= product.workspace]
 
+    def _set_bias(self, address: int) -> None:
+        """Set the address of the bias, which is part of the description."""
+        pointer = ctypes.c_void_p(address)
+        self._library.set_attribute("MatmulDesc", self._description, _BIAS_POINTER, pointer)
+
     def launch(self, algorithm: bytes, addresses: Sequence[int], stream: int) -> None:
-        a, b, d, workspace = map(ctypes.c_void_p, addresses)
+        a, b, d, workspace = map(ctypes.c_void_p, addresses[:4])
+        if self._product.bias:
+            self._set_bias(addresses[4])
         chosen = (ctypes.c_uint64 * (_ALGORITHM_BYTES // 8)).from_buffer_copy(algorithm)
         self._library.matmul(
             self._description,

@@ -198,8 +198,7 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        self.check_apart(inputs, outputs)
-        arrays = [*inputs, *outputs]
+        arrays = self._apart(inputs, outputs)
         memory, commands = self.memory, self._context.commands
         call = CudaCall(self.program, self._resident, arrays, variables, memory.check_open)
         if self.program.on_run is not None:

@@ -67,16 +67,11 @@ def _loaded(gpu: Gpu, tensor: ExpertTensor, columns: bool) -> HostBlock:
     """The matrices of a tensor, those of each expert by rows or by columns."""
     experts, rows, width = tensor.shape
     nbytes = rows * width * tensor.dtype.itemsize
-    stored = (width, rows) if tensor.transposed else (rows, width)
     block = HostBlock(gpu, experts * nbytes)
-    for expert, offset in enumerate(tensor.offsets):
-        data = tensor.file.read(offset, nbytes)
-        if len(data) != nbytes or not tensor.file.unchanged:
-            raise tensor.changed()
-        matrix = np.frombuffer(data, tensor.dtype.numpy).reshape(stored)
-        if tensor.transposed != columns:
-            matrix = matrix.T
-        block.view[expert * nbytes : (expert + 1) * nbytes] = bytes_of(np.ascontiguousarray(matrix))
+    for expert in range(experts):
+        matrix = tensor.matrix(expert)
+        data = bytes_of(np.ascontiguousarray(matrix.T if columns else matrix))
+        block.view[expert * nbytes : (expert + 1) * nbytes] = data
     return block
 
 

@@ -35,7 +35,8 @@ class Matrix(NamedTuple):
 class Product(NamedTuple):
     """``D = op(A) · op(B)`` for each matrix of a batch, ``op`` a transposition or nothing.
 
-    The arguments of a launch are the addresses of A, B, D and the workspace.
+    With a bias, each column of the product is added to a vector before it is rounded. The arguments
+    of a launch are the addresses of A, B, D, the workspace and the bias, if any.
 
     Attributes:
         dtype: of A and B.
@@ -46,6 +47,7 @@ class Product(NamedTuple):
         workspace: bytes of memory that an algorithm may use.
         tf32: whether float32 may be rounded to 10 bits of mantissa before it is multiplied.
         timed: whether the fastest algorithm is found by timing a few.
+        bias: whether there is a bias, an element of the result's dtype for each row of D.
     """
 
     dtype: str
@@ -58,6 +60,7 @@ class Product(NamedTuple):
     workspace: int
     tf32: bool = False
     timed: bool = True
+    bias: bool = False
 
     @staticmethod
     def of_entry(entry: tuple[Any, ...]) -> Product:

@@ -30,6 +30,7 @@ class CudaTarget:
         early_starts: whether kernels start before those in front of them have ended, and wait for
             that themselves, where the GPU can.
         tiled_transposes: whether elements that change places go by way of shared memory.
+        warp_groups: whether tensor cores multiply for groups of four warps, where the GPU can.
     """
 
     arch: str
@@ -40,6 +41,7 @@ class CudaTarget:
     block: int = 0
     early_starts: bool = True
     tiled_transposes: bool = True
+    warp_groups: bool = True
 
     @staticmethod
     def of_arch(arch: str) -> CudaTarget:
@@ -68,13 +70,18 @@ class CudaTarget:
         """Whether a thread copies whole rows into shared memory: GPUs can since Hopper."""
         return self.capability >= 90
 
+    @property
+    def multiplies_by_groups(self) -> bool:
+        """Whether groups of four warps give tensor cores what is in shared memory: Hopper's do."""
+        return self.warp_groups and self.capability == 90
+
     @cached_property
     def identity(self) -> str:
         """Everything that generated code depends on."""
         return (
             f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
             f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
-            f"{self.tiled_transposes} {self.block}"
+            f"{self.tiled_transposes} {self.warp_groups} {self.block}"
         )
 
 

@@ -125,6 +125,5 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        self.check_apart(inputs, outputs)
-        arrays = [*inputs, *outputs]
+        arrays = self._apart(inputs, outputs)
         return BoundCall(self.program, self._resident, arrays, variables, self.memory.check_open)

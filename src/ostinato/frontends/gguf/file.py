@@ -92,11 +92,11 @@ class GGUFFile:
 
     @property
     def ranges(self) -> Mapping[str, TensorRange]:
-        """The tensors that are not packed, as ranges of the file."""
+        """The tensors that the file has as they are read, as ranges of it."""
         return {
-            name: TensorRange(tensor.type.dtype, tensor.sizes, tensor.offset)
+            name: TensorRange(tensor.dtype, tensor.shape, tensor.offset, tensor.format is not None)
             for name, tensor in self.tensors.items()
-            if tensor.type.format is None
+            if tensor.in_file is not None
         }
 
     @property

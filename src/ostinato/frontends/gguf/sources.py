@@ -109,8 +109,8 @@ class GGUFTensor(StoredTensor):
 
     @property
     def in_file(self) -> FileRange | None:
-        """The place of the elements in the file; ``None`` of packed ones."""
-        if self._packed is not None:
+        """The place of what is read in the file; ``None`` of packed elements that are widened."""
+        if self._packed is not None and not self._stays_packed:
             return None
         return FileRange(self.mapped.file, self.offset, self.nbytes)
 

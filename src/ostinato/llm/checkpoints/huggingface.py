@@ -43,6 +43,7 @@ _TOKENIZER_FILES: Final = (
     "vocab.json",
     "merges.txt",
     "vocab.txt",
+    "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
 )

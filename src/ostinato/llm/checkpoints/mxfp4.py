@@ -1,39 +1,27 @@
-"""Matrices of safetensors files as MXFP4: blocks of 32 elements of 4 bits, with an exponent each.
-
-A matrix ``NAME [experts, inputs, outputs]`` is two tensors of bytes: ``NAME_blocks [experts,
-outputs, inputs / 32, 16]``, the first element of a pair in the low half of a byte, and
-``NAME_scales [experts, outputs, inputs / 32]``, exponents with a bias of 127.
-"""
+"""Tensors of folders in MXFP4, whose blocks and scales are joined as GGUF files have them."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.conversion import convert
 from ostinato.dtypes import BFLOAT16, UINT8
 from ostinato.errors import ModelFormatError
 from ostinato.ir.stored import StoredTensor
+from ostinato.llm.weight_sources import Decoded
 from ostinato.llm.weights import FileTensor
+from ostinato.moe.mxfp4 import BLOCK_BYTES, BLOCKS, FORMAT, SCALES, block_matrices, fits, joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.ir.stored import ExpertTensor
+
 __all__ = ["joined_blocks"]
 
-_BLOCKS, _SCALES = "_blocks", "_scales"
-
-#: The elements by their bits: a sign, two bits of exponent, one of fraction.
-_ELEMENTS: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-
-_BIAS: Final = 127
-
-_FORMAT: Final = "gguf:mxfp4"
-
-_NBYTES: Final = 17
-"""Bytes of a block with its scale."""
+Array = np.ndarray[Any, Any]
 
 
 def joined_blocks(tensors: Mapping[str, FileTensor], source: str) -> dict[str, FileTensor]:
@@ -48,77 +36,58 @@ def joined_blocks(tensors: Mapping[str, FileTensor], source: str) -> dict[str, F
     """
     found = dict(tensors)
     for name in tensors:
-        stem = name.removesuffix(_BLOCKS)
+        stem = name.removesuffix(BLOCKS)
         if stem == name or tensors[name].source.dtype != UINT8:
             continue
-        blocks, scales = found.pop(name), found.pop(stem + _SCALES, None)
+        blocks, scales = found.pop(name), found.pop(stem + SCALES, None)
         if scales is None:
-            raise ModelFormatError(f"{source!r} lacks the tensor {stem + _SCALES!r:.120}")
+            raise ModelFormatError(f"{source!r} lacks the tensor {stem + SCALES!r:.120}")
         shape = blocks.shape
-        fits = len(shape) == 4 and shape[3] == 16 and scales.source.dtype == UINT8
-        if not fits or scales.shape != shape[:3]:
+        if scales.source.dtype != UINT8 or not fits(shape, scales.shape):
             raise ModelFormatError(
-                f"{source!r}: tensors {name!r:.120} {shape} and {stem + _SCALES!r:.120} "
+                f"{source!r}: tensors {name!r:.120} {shape} and {stem + SCALES!r:.120} "
                 f"{scales.source.dtype}{list(scales.shape)} are no blocks of 16 bytes with a scale"
             )
-        widened = partial(_Widened, blocks.source, scales.source)
+        packed = _Joined(blocks.source, scales.source)
         experts, outputs, count, _ = shape
         found[stem] = FileTensor(
             name=stem,
-            source=_Packed(blocks.source, scales.source),
+            source=packed,
             shape=(experts, 32 * count, outputs),
-            format=_FORMAT,
-            widened=widened,
+            format=FORMAT,
+            widened=partial(Decoded, packed, FORMAT, BFLOAT16, swapped=True),
             by_column=True,
         )
     return found
 
 
-class _Packed(StoredTensor):
-    """Blocks with their scales: a byte each, then the first half of elements in the low halves."""
+class _Joined(StoredTensor):
+    """Packed rows, from blocks and their scales."""
 
     def __init__(self, blocks: StoredTensor, scales: StoredTensor) -> None:
         experts, outputs, count, _ = blocks.shape
         self._blocks, self._scales = blocks, scales
-        self.shape = (experts, outputs, _NBYTES * count)
+        self.shape = (experts, outputs, BLOCK_BYTES * count)
         self.dtype = UINT8
 
     @property
     def content_key(self) -> str | None:
         blocks, scales = self._blocks.content_key, self._scales.content_key
-        return None if blocks is None or scales is None else f"{_FORMAT} of {[blocks, scales]}"
+        return None if blocks is None or scales is None else f"{FORMAT} of {[blocks, scales]}"
+
+    def matrices(self, name: str) -> ExpertTensor | None:
+        blocks, scales = self._blocks.in_file, self._scales.in_file
+        if blocks is None or scales is None:
+            return None
+        return block_matrices(name, self._blocks.shape, blocks, scales)
 
     def release(self) -> None:
         self._blocks.release()
         self._scales.release()
 
-    def read(self) -> Any:
+    def read(self) -> Array:
         blocks, scales = self._blocks.read(), self._scales.read()
-        whole = np.empty((*scales.shape, _NBYTES), np.uint8)
-        for joined, octets, exponents in zip(whole, blocks, scales, strict=True):
-            joined[..., 0] = exponents
-            first, second = octets[..., :8], octets[..., 8:]
-            joined[..., 1::2] = (first & 15) | (second << 4)
-            joined[..., 2::2] = (first >> 4) | (second & 0xF0)
-        return whole.reshape(self.shape)
-
-
-class _Widened(StoredTensor):
-    """The elements of blocks, as matrices of bfloat16 ``[experts, inputs, outputs]``."""
-
-    def __init__(self, blocks: StoredTensor, scales: StoredTensor) -> None:
-        experts, outputs, count, _ = blocks.shape
-        self._blocks, self._scales = blocks, scales
-        self.shape = (experts, 32 * count, outputs)
-        self.dtype = BFLOAT16
-
-    def read(self) -> Any:
-        whole = np.empty(self.shape, self.dtype.numpy)
-        blocks, scales = self._blocks.read(), self._scales.read()
-        for expert, (octets, exponents) in enumerate(zip(blocks, scales, strict=True)):
-            codes = np.stack([octets & 15, octets >> 4], axis=-1).reshape(*octets.shape[:-1], 32)
-            values = np.where(codes & 8, -_ELEMENTS[codes & 7], _ELEMENTS[codes & 7])
-            shifts = exponents.astype(np.int32) - _BIAS
-            values = np.ldexp(values, shifts[..., np.newaxis]).reshape(len(octets), -1)
-            whole[expert] = convert(values.T, BFLOAT16)
+        whole = np.empty(self.shape, np.uint8)
+        for expert, parts in enumerate(zip(blocks, scales, strict=True)):
+            whole[expert] = joined(*parts)
         return whole

@@ -36,8 +36,25 @@ def open_checkpoint(path: str | os.PathLike[str], *, weights: WeightFormat = "ke
         choices = ", ".join(get_args(WeightFormat))
         raise InputError(f"weights is one of {choices}, got {weights!r:.80}")
     place = Path(path)
-    if not place.exists():
-        raise InputError(f"there is no folder or file {str(place)!r:.300}")
+    if not str(path) or not place.exists():
+        raise InputError(f"there is no folder or file {str(path)!r:.300}")
+    if place.is_dir() and not (place / "config.json").exists():
+        _suggest_files(place)
     found = open_folder(place) if place.is_dir() else open_gguf(place)
     narrow = converted(found.weights, weights, exact=found.family.exact)
     return replace(found, weights=narrow)
+
+
+def _suggest_files(folder: Path) -> None:
+    """Refuse a folder that has GGUF files instead of ``config.json``.
+
+    Raises:
+        InputError: naming them.
+    """
+    files = sorted(file.name for file in folder.glob("*.gguf"))
+    if files:
+        shown = ", ".join(map(repr, files[:8]))
+        raise InputError(
+            f"the folder {str(folder)!r:.300} has no config.json; load one of its GGUF files by "
+            f"its path: {shown}"
+        )

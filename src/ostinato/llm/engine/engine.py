@@ -20,7 +20,6 @@ from ostinato.errors import (
     SessionStateError,
 )
 from ostinato.llm.engine.interfaces import BLOCK_TOKENS
-from ostinato.llm.engine.kv_cache import blocks_for
 from ostinato.llm.engine.requests import Ticket
 from ostinato.llm.engine.scheduler import Scheduler
 from ostinato.llm.engine.sequence import Sequence
@@ -414,7 +413,7 @@ class Engine:
                 f"{asked} exceed the context of {limits.context}; load the model with a larger "
                 f"context or ask for fewer tokens"
             )
-        if blocks_for(total) > limits.blocks:
+        if self._scheduler.cache.most_blocks(total) > limits.blocks:
             raise ContextError(
                 f"{asked} exceed the memory for keys and values of "
                 f"{limits.blocks * BLOCK_TOKENS} tokens; load the model with more kv_memory"

@@ -1,6 +1,7 @@
 """A radix tree over tokens: the blocks of keys and values that later prompts can reuse.
 
-A node is a block: up to 64 tokens that follow its parent's. Only full blocks have children. The
+A node is a block: up to 64 tokens that follow its parent's. Only full blocks have children. Where
+tokens attend to a window alone, a node may lose its block and keep its children. The
 tokens of a child are kept as bytes in their order, so the child with the longest common prefix is a
 neighbour of the place where the wanted tokens would be inserted.
 """
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
     from ostinato.llm.engine.blocks import BlockPool
 
-__all__ = ["Match", "Node", "PrefixTree"]
+__all__ = ["NO_BLOCK", "Match", "Node", "PrefixTree"]
 
 _TOKEN_BYTES = 4
+
+#: Stands for the block of a root, and for one that was evicted before its children.
+NO_BLOCK = -1
 
 
 class Node:
@@ -29,7 +33,7 @@ class Node:
 
     Attributes:
         key: its tokens, four bytes each with the highest first.
-        block: the block's number; -1 for a root.
+        block: the block's number, or :data:`NO_BLOCK`.
         parent: the node of the tokens before; ``None`` for a root.
         saved: recurrent states after the node's last token, where the model has any.
     """
@@ -80,7 +84,7 @@ class Match:
 
     Attributes:
         node: the last node that is whole; its path to the root has the blocks before.
-        blocks: the whole blocks, first one first.
+        blocks: the whole blocks, first one first; :data:`NO_BLOCK` for those without memory.
         partial: a node that shares its first tokens only, whose block is to be copied.
         tokens: number of tokens of all, those of ``partial`` included.
     """
@@ -97,14 +101,16 @@ class PrefixTree:
     Args:
         pool: reference counts of the blocks.
         recurrent: whether a prefix can only end at nodes with saved states.
+        windowed: whether blocks may be evicted before those behind them.
     """
 
-    def __init__(self, pool: BlockPool, *, recurrent: bool = False) -> None:
+    def __init__(self, pool: BlockPool, *, recurrent: bool = False, windowed: bool = False) -> None:
         self._pool = pool
         self._recurrent = recurrent
+        self._windowed = windowed
         self._roots: dict[str, Node] = {}
-        # From the least recently used on. A parent is used after its children: what can be evicted
-        # stands near the front.
+        # From the least recently used on. A parent is used after its children, or before them with
+        # windows: what can be evicted stands near the front.
         self._order: OrderedDict[Node, None] = OrderedDict()
         self._saved: OrderedDict[Node, None] = OrderedDict()
 
@@ -140,11 +146,16 @@ class PrefixTree:
 
     def touch(self, node: Node) -> None:
         """Mark a node and those before it as used now."""
+        path = []
         while node.parent is not None:
-            self._order.move_to_end(node)
-            if node.saved is not None:
-                self._saved.move_to_end(node)
+            path.append(node)
             node = node.parent
+        # With a window, a later prompt rather needs the last blocks than the first.
+        for used in reversed(path) if self._windowed else path:
+            if used.block != NO_BLOCK:
+                self._order.move_to_end(used)
+            if used.saved is not None:
+                self._saved.move_to_end(used)
 
     def insert(self, parent: Node, tokens: NDArray[Any], block: int) -> Node:
         """Cache a block behind ``parent``, unless its tokens are cached already.
@@ -157,6 +168,10 @@ class PrefixTree:
         key = tokens.astype(">i4").tobytes()
         found, common = parent.closest(key)
         if found is not None and common == len(tokens):
+            if found.block == NO_BLOCK:
+                found.block = block
+                self._pool.cache(block)
+                self._order[found] = None
             return found
         if found is not None and common == found.size:  # a part of these tokens: all replace it
             self._drop(found)
@@ -177,15 +192,35 @@ class PrefixTree:
             del self._saved[oldest]
 
     def evict(self) -> bool:
-        """Evict the least recently used leaf without other references; whether there was one."""
+        """Evict the least recently used block without other references; whether there was one.
+
+        It is a leaf's, unless tokens attend to a window alone.
+        """
         for node in self._order:
-            if not node.children and self._pool.references(node.block) == 1:
+            if self._pool.references(node.block) != 1:
+                continue
+            if not node.children:
                 self._drop(node)
-                parent = node.parent
-                if parent is not None and parent.parent is None and not parent.children:
-                    del self._roots[parent.salt]
+                self._prune(node.parent)
+                return True
+            if self._windowed:
+                del self._order[node]
+                self._pool.evict(node.block)
+                node.block = NO_BLOCK
                 return True
         return False
+
+    def _prune(self, node: Node | None) -> None:
+        """Remove nodes without a block that have lost their last child, and an empty root."""
+        while node is not None and not node.children:
+            parent = node.parent
+            if parent is None:
+                self._roots.pop(node.salt, None)
+            elif node.block == NO_BLOCK:
+                parent.remove(node)
+            else:
+                return
+            node = parent
 
     def _drop(self, node: Node) -> None:
         parent = node.parent

@@ -35,6 +35,7 @@ class Sequence:
         drafts: number of proposed tokens behind ``length``.
         slot: number of the sequence in the step; -1 while it waits.
         blocks: its blocks, by position.
+        freed: number of first blocks that were given back, since no token attends to them any more.
         node: the last of its blocks in the prefix tree, ``None`` before the first.
         committed: number of first blocks that are in the prefix tree.
         served: number of the last step with rows of it.
@@ -67,6 +68,7 @@ class Sequence:
         self.drafts = 0
         self.slot = -1
         self.blocks: list[int] = []
+        self.freed = 0
         self.node: Node | None = None
         self.committed = 0
         self.served = -1

@@ -289,6 +289,10 @@ class Block:
         """See :meth:`Builder.param`; the name is that within the layer."""
         return self.builder.param(f"{self.index}.{name}")
 
+    def format(self, name: str) -> str | None:
+        """The format of a weight of the layer, if it is packed."""
+        return self.builder.weight(f"{self.index}.{name}").format
+
     def heads(self, x: Value, count: int) -> Value:
         """Rows ``[N, count * features]`` as ``[N, count, features]``."""
         features = x.shape[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +12,13 @@ from ostinato.llm.families.huggingface import (
     attention_sizes,
     layer_count,
     layer_windows,
+    llama_like,
     rms,
     rope,
+    same_windows,
+    used_window,
 )
-from ostinato.llm.families.naming import changed, named, segments
+from ostinato.llm.families.naming import changed, named, segments, take_rows
 from ostinato.llm.weights import RowOrder
 from ostinato.records import replace
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ostinato.llm.weights import Stored
 
 __all__ = [
+    "LLAMA_LAYER",
     "LLAMA_NAMES",
     "gemma2",
     "gemma3",
@@ -51,27 +54,10 @@ __all__ = [
 # -- configurations --------------------------------------------------------------------------------
 
 
-def _plain(fields: Fields, family: str, architecture: str, **changes: Any) -> ModelConfig:
-    """A llama with changes, the arguments of :class:`ModelConfig`."""
-    base = changes.pop("rope_base", 10000.0)
-    sizes = attention_sizes(fields, head_dim=changes.pop("default_head_dim", None))
-    count = layer_count(fields)
-    windows = changes.pop("windows", [None] * count)
-    turned = rope(fields, sizes["head_dim"], sizes["context"], base=base)
-    settings: dict[str, Any] = {
-        "layers": tuple(Layer(window=window, rope=turned) for window in windows),
-        "norm": rms(fields),
-        "activation": fields.one_of("hidden_act", ACTIVATIONS, "silu"),
-        "tied": fields.flag("tie_word_embeddings", False),
-    }
-    given = {**sizes, **settings, **changes}
-    return ModelConfig(family=family, architecture=architecture, **given)
-
-
 def llama(fields: Fields, architecture: str) -> ModelConfig:
     """Llama: RMS norms, rotary embeddings, gated feed-forwards."""
     attention, hidden = (fields.flag(name, False) for name in ("attention_bias", "mlp_bias"))
-    return _plain(
+    return llama_like(
         fields,
         "llama",
         architecture,
@@ -83,17 +69,13 @@ def llama(fields: Fields, architecture: str) -> ModelConfig:
 
 def mistral(fields: Fields, architecture: str) -> ModelConfig:
     """Mistral: a llama with windows."""
-    window, count = fields.size("sliding_window", None), layer_count(fields)
-    windows = layer_windows(fields, count, window, [window is not None] * count)
-    return _plain(fields, "mistral", architecture, windows=windows)
+    windows = same_windows(fields, layer_count(fields), fields.size("sliding_window", None))
+    return llama_like(fields, "mistral", architecture, windows=windows)
 
 
 def _qwen_windows(fields: Fields) -> list[int | None]:
     """Windows of the layers from a number on, if they are used at all."""
-    count = layer_count(fields)
-    used = fields.flag("use_sliding_window", False)
-    window = fields.size("sliding_window", None) if used else None
-    fields.skip("sliding_window")
+    count, window = layer_count(fields), used_window(fields)
     first = fields.size("max_window_layers", 28, least=0)
     types = [window is not None and i >= first for i in range(count)]
     return layer_windows(fields, count, window, types)
@@ -102,18 +84,18 @@ def _qwen_windows(fields: Fields) -> list[int | None]:
 def qwen2(fields: Fields, architecture: str) -> ModelConfig:
     """Qwen2: a llama whose queries, keys and values have biases."""
     windows = _qwen_windows(fields)
-    return _plain(fields, "qwen2", architecture, windows=windows, attention_bias=True)
+    return llama_like(fields, "qwen2", architecture, windows=windows, attention_bias=True)
 
 
 def qwen3(fields: Fields, architecture: str) -> ModelConfig:
     """Qwen3: a llama whose queries and keys are normalised."""
     bias = fields.flag("attention_bias", False)
-    return _plain(
+    return llama_like(
         fields,
         "qwen3",
         architecture,
         windows=_qwen_windows(fields),
-        default_head_dim=128,
+        head_dim=128,
         attention_bias=bias,
         output_bias=bias,
         head_norm="each",
@@ -126,13 +108,12 @@ def smollm3(fields: Fields, architecture: str) -> ModelConfig:
     every = fields.size("no_rope_layer_interval", 4)
     default = tuple(int((i + 1) % every != 0) for i in range(count))
     turned = fields.numbers("no_rope_layers", default, count=count)
-    used = fields.flag("use_sliding_window", False)
-    window = fields.size("sliding_window", None) if used else None
-    fields.skip("sliding_window", "max_window_layers")
+    window = used_window(fields)
+    fields.skip("max_window_layers")
     slides = [window is not None and not turns for turns in turned]
     windows = layer_windows(fields, count, window, slides)
     bias, hidden = (fields.flag(name, False) for name in ("attention_bias", "mlp_bias"))
-    config = _plain(
+    config = llama_like(
         fields,
         "smollm3",
         architecture,
@@ -153,7 +134,7 @@ def smollm3(fields: Fields, architecture: str) -> ModelConfig:
 def granite(fields: Fields, architecture: str) -> ModelConfig:
     """Granite: a llama with factors."""
     bias, hidden = (fields.flag(name, False) for name in ("attention_bias", "mlp_bias"))
-    return _plain(
+    return llama_like(
         fields,
         "granite",
         architecture,
@@ -170,7 +151,7 @@ def granite(fields: Fields, architecture: str) -> ModelConfig:
 def olmo2(fields: Fields, architecture: str) -> ModelConfig:
     """OLMo 2: norms after mixer and feed-forward alone, and of all queries and keys at once."""
     bias = fields.flag("attention_bias", False)
-    return _plain(
+    return llama_like(
         fields,
         "olmo2",
         architecture,
@@ -187,9 +168,8 @@ def phi3(fields: Fields, architecture: str) -> ModelConfig:
     """Phi-3: a llama with joint matrices in its files."""
     for name in ("full_attn_mod", "interpolate_factor"):
         fields.expect(name, 1)
-    window, count = fields.size("sliding_window", None), layer_count(fields)
-    windows = layer_windows(fields, count, window, [window is not None] * count)
-    return _plain(fields, "phi3", architecture, windows=windows, norm=rms(fields, default=1e-5))
+    windows = same_windows(fields, layer_count(fields), fields.size("sliding_window", None))
+    return llama_like(fields, "phi3", architecture, windows=windows, norm=rms(fields, default=1e-5))
 
 
 #: Fields that files of Gemma 3 leave to their readers.
@@ -354,6 +334,9 @@ _OUTER: Final[Mapping[str, str]] = MappingProxyType(
     {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 )
 
+#: The prefix of a llama's layer.
+LLAMA_LAYER: Final = "model.layers.{}."
+
 #: Of a llama's layer, without ``.weight`` and ``.bias``.
 LLAMA_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -418,14 +401,19 @@ _GPT_NEOX: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def llama_names(config: ModelConfig) -> dict[str, Stored]:
-    """The names of llamas and their like."""
-    return named(shapes(config), _OUTER, LLAMA_NAMES, "model.layers.{}.")
+def llama_names(config: ModelConfig, inner: Mapping[str, str] = LLAMA_NAMES) -> dict[str, Stored]:
+    """The names of llamas and their like.
+
+    Args:
+        config: of the model.
+        inner: the names of parts of a layer.
+    """
+    return named(shapes(config), _OUTER, inner, LLAMA_LAYER)
 
 
 def olmo2_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of models with norms after mixer and feed-forward."""
-    return named(shapes(config), _OUTER, _SANDWICH, "model.layers.{}.")
+    return llama_names(config, _SANDWICH)
 
 
 def gemma_names(config: ModelConfig) -> dict[str, Stored]:
@@ -439,7 +427,7 @@ def gemma_names(config: ModelConfig) -> dict[str, Stored]:
 
 def phi3_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Phi-3, with joint matrices."""
-    places = named(shapes(config), _OUTER, _PHI3, "model.layers.{}.")
+    places = llama_names(config, _PHI3)
     segments(places, len(config.layers), "q", qkv_rows(config))
     segments(places, len(config.layers), "gate", [("gate", config.hidden), ("up", config.hidden)])
     return places
@@ -473,12 +461,7 @@ def gpt_neox_names(config: ModelConfig) -> dict[str, Stored]:
     shape = config.heads, 3, config.head_dim
     for position, part in enumerate("qkv"):
         rows = RowOrder(shape=shape, axes=(1, 0, 2), part=position)
-        changed(
-            places,
-            len(config.layers),
-            (part,),
-            partial(replace, rows=rows, total=3 * rows.count),
-        )
+        take_rows(places, len(config.layers), part, rows)
     return places
 
 

@@ -11,7 +11,7 @@ from ostinato.llm.config import Layer, ModelConfig, Norm, Rope, RopeScaling
 from ostinato.llm.families.decoder import shapes
 from ostinato.llm.families.dense import qkv_rows
 from ostinato.llm.families.experts_gguf import expert_sizes, feed_forward
-from ostinato.llm.families.naming import changed, interleaved_rows, named, segments
+from ostinato.llm.families.naming import changed, interleaved_rows, named, segments, take_rows
 from ostinato.llm.families.rope import yarn_magnitude
 from ostinato.records import replace
 
@@ -402,10 +402,8 @@ def block_names(config: ModelConfig, inner: Mapping[str, str]) -> dict[str, Stor
     """The names of most architectures, with others for some parts of layers."""
     places = named(shapes(config), _OUTER, {**_INNER, **inner}, "blk.{}.")
     parts = [f"experts.{part}" for part in ("gate", "up", "down")]
-    for layer in range(len(config.layers)):
-        for part in parts:
-            if (weight := f"{layer}.{part}.weight") in places:
-                places[weight] = replace(places[weight], transposed=True, experts=True)
+    stacks = partial(replace, transposed=True, summed=-2)
+    changed(places, len(config.layers), parts, stacks, kinds=("weight",))
     return places
 
 
@@ -414,8 +412,7 @@ def paired_names(config: ModelConfig) -> dict[str, Stored]:
     places = gguf_names(config)
     layers = len(config.layers)
     for part, heads in (("q", config.heads), ("k", config.kv_heads)):
-        rows = interleaved_rows(heads, config.head_dim)
-        changed(places, layers, (part,), partial(replace, rows=rows, total=rows.count))
+        take_rows(places, layers, part, interleaved_rows(heads, config.head_dim))
     return places
 
 

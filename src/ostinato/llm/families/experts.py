@@ -61,26 +61,17 @@ def _build(block: Block, x: Value) -> Value:
     router = block.linear(x, "router", bias=experts.bias)
     correction = block.param("correction") if experts.correction else None
     ids, weights = chosen_experts(block.g, router, experts, correction)
-    packed = any(_format(block, name) is not None for name in ("gate", "up", "down"))
+    parts = ("gate", "up", "down")
+    packed = any(block.format(f"experts.{part}.weight") is not None for part in parts)
     if packed or config.activation == "swiglu_limited" or experts.bias:
         result = _by_matmuls(block, x, ids, weights)
     else:
-        gate, up, down = (_matrices(block, name) for name in ("gate", "up", "down"))
+        gate, up, down = (block.param(f"experts.{part}.weight") for part in parts)
         activation = config.activation
         result = block.g.expert_mlp(x, ids, weights, gate, up, down, activation=activation)
     if experts.shared_hidden:
         result = result + _shared(block, x)
     return result
-
-
-def _matrices(block: Block, name: str) -> Value:
-    """The matrices of all experts, as wide as they are in the file."""
-    return block.param(f"experts.{name}.weight")
-
-
-def _format(block: Block, name: str) -> str | None:
-    """The format of the matrices of all experts; ``None``: they are floats."""
-    return block.builder.weight(f"{block.index}.experts.{name}.weight").format
 
 
 def chosen_experts(
@@ -132,7 +123,8 @@ def _by_matmuls(block: Block, x: Value, ids: Value, weights: Value) -> Value:
     flat, own = g.reshape(repeated, (pairs, width)), g.reshape(ids, (pairs,))
 
     def linear(inner: Value, name: str) -> Value:
-        matrices, form = _matrices(block, name), _format(block, name)
+        weight = f"experts.{name}.weight"
+        matrices, form = block.param(weight), block.format(weight)
         if form is None:
             result = g.grouped_matmul(inner, matrices, own)
         else:

@@ -44,6 +44,7 @@ class Family:
         embedding: the name of the embedding there, after the prefix of the model.
         prefix: the prefix in ``names``; files may have another one.
         gguf: names in ``general.architecture``.
+        gguf_written: the one that a file of this family gets; by default the first of ``gguf``.
         gguf_config: reads the metadata of a GGUF file: the fields of the architecture, and the
             shape of each tensor by name.
         gguf_names: as ``names``, for GGUF files.
@@ -66,6 +67,7 @@ class Family:
     embedding: str = "embed_tokens.weight"
     prefix: str = "model."
     gguf: tuple[str, ...] = ()
+    gguf_written: str = ""
     gguf_config: Callable[[Fields, str, Mapping[str, Any]], ModelConfig] | None = None
     gguf_names: Callable[[ModelConfig], Mapping[str, Stored]] | None = None
     exact: tuple[str, ...] = ("positions.weight", "router.weight")

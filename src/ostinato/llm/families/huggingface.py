@@ -6,16 +6,27 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from ostinato.llm.config import Norm, Rope, RopeScaling
+from ostinato.llm.config import Layer, ModelConfig, Norm, Rope, RopeScaling
 from ostinato.llm.families.rope import yarn_magnitude
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ostinato.llm.config import Activation
     from ostinato.llm.fields import Fields
 
-__all__ = ["ACTIVATIONS", "attention_sizes", "layer_windows", "rms", "rope", "rope_parameters"]
+__all__ = [
+    "ACTIVATIONS",
+    "attention_sizes",
+    "layer_count",
+    "layer_windows",
+    "llama_like",
+    "rms",
+    "rope",
+    "rope_parameters",
+    "same_windows",
+    "used_window",
+]
 
 #: By the name in the file.
 ACTIVATIONS: Final[Mapping[str, Activation]] = MappingProxyType(
@@ -96,6 +107,57 @@ def layer_windows(
     if window is None and types is not None and any(sliding):
         raise fields.error("layer_types", "of full attention without a window", types)
     return [window if slides else None for slides in sliding]
+
+
+def same_windows(fields: Fields, count: int, window: int | None) -> list[int | None]:
+    """The window of each layer, where all have it unless the file says otherwise."""
+    return layer_windows(fields, count, window, [window is not None] * count)
+
+
+def used_window(fields: Fields) -> int | None:
+    """The window of a family whose files say whether there are any."""
+    used = fields.flag("use_sliding_window", False)
+    window: int | None = fields.size("sliding_window", None) if used else None
+    fields.skip("sliding_window")
+    return window
+
+
+def llama_like(
+    fields: Fields,
+    family: str,
+    architecture: str,
+    *,
+    head_dim: int | None = None,
+    rope_base: float = 10000.0,
+    rope_partial: float = 1.0,
+    windows: Sequence[int | None] | None = None,
+    feed_forward: Sequence[str] | None = None,
+    **changes: Any,
+) -> ModelConfig:
+    """A llama with changes.
+
+    Args:
+        fields: of the file.
+        family, architecture: the names of both.
+        head_dim: see :func:`attention_sizes`.
+        rope_base, rope_partial: of the family, where the file has none.
+        windows: of the layers; by default, none.
+        feed_forward: of the layers; by default, dense ones.
+        changes: arguments of :class:`~ostinato.llm.config.ModelConfig`.
+    """
+    sizes, count = attention_sizes(fields, head_dim=head_dim), layer_count(fields)
+    turned = rope(fields, sizes["head_dim"], sizes["context"], base=rope_base, partial=rope_partial)
+    parts = zip(windows or [None] * count, feed_forward or ["dense"] * count, strict=True)
+    settings: dict[str, Any] = {
+        "layers": tuple(Layer(feed_forward=part, window=w, rope=turned) for w, part in parts),
+        "norm": rms(fields),
+    }
+    if "activation" not in changes:
+        settings["activation"] = fields.one_of("hidden_act", ACTIVATIONS, "silu")
+    if "tied" not in changes:
+        settings["tied"] = fields.flag("tie_word_embeddings", False)
+    given = {**sizes, **settings, **changes}
+    return ModelConfig(family=family, architecture=architecture, **given)
 
 
 def rope_parameters(fields: Fields) -> Fields | None:

@@ -66,18 +66,21 @@ def _build(block: Block, x: Value) -> Value:
     keys = block.cached("keys", g.concat([own, key], axis=2))
     values = keys[..., : latent.rank]
 
-    into = g.cast(block.param("k_up.weight"), FLOAT32)
-    query = g.concat([_each(block, plain, into), turned], axis=2)
-    mixed = block.attend(query, keys, values)
-    out = g.permute_dims(g.cast(block.param("v_up.weight"), FLOAT32), (0, 2, 1))
-    found = g.reshape(_each(block, mixed, out), (rows, heads * latent.value))
+    query = g.concat([_each(block, plain, "k_up"), turned], axis=2)
+    mixed = _each(block, block.attend(query, keys, values), "v_up")
+    found = g.reshape(mixed, (rows, heads * latent.value))
     return block.linear(found, "o", bias=config.output_bias)
 
 
-def _each(block: Block, x: Value, matrices: Value) -> Value:
-    """Rows of each head ``[N, heads, inputs]`` times its matrix ``[inputs, outputs]``."""
-    g = block.g
-    product = g.matmul(g.permute_dims(x, (1, 0, 2)), matrices)
+def _each(block: Block, x: Value, name: str) -> Value:
+    """Rows of each head, ``[N, heads, inputs]``, times its matrix: ``[N, heads, outputs]``."""
+    g, left = block.g, block.g.permute_dims(x, (1, 0, 2))
+    matrices, form = block.param(f"{name}.weight"), block.format(f"{name}.weight")
+    if form is not None:
+        product = g.packed_matmul(left, matrices, form)
+    else:
+        floats = g.cast(matrices, FLOAT32)
+        product = g.matmul(left, floats if name == "k_up" else g.permute_dims(floats, (0, 2, 1)))
     return g.permute_dims(product, (1, 0, 2))
 
 

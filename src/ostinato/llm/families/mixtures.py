@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.llm.config import Experts, LatentAttention, Layer, LinearAttention, ModelConfig
-from ostinato.llm.families.decoder import shapes
-from ostinato.llm.families.dense import LLAMA_NAMES
+from ostinato.llm.families.dense import LLAMA_LAYER, LLAMA_NAMES, llama_names
 from ostinato.llm.families.huggingface import (
     ACTIVATIONS,
-    attention_sizes,
     layer_count,
     layer_windows,
+    llama_like,
     rms,
     rope,
     rope_parameters,
+    same_windows,
+    used_window,
 )
-from ostinato.llm.families.naming import named
+from ostinato.llm.families.naming import changed, take_rows
 from ostinato.llm.families.rope import yarn_magnitude
 from ostinato.llm.weights import RowSpans, Stored
 from ostinato.records import replace
@@ -39,7 +41,6 @@ __all__ = [
     "qwen3_next",
     "qwen3_next_names",
     "stacked",
-    "take_rows",
 ]
 
 # -- configurations --------------------------------------------------------------------------------
@@ -60,10 +61,6 @@ def _experts(fields: Fields, *names: str, **settings: Any) -> Experts:
     return Experts(count=count, chosen=chosen, **settings)
 
 
-def _activation(fields: Fields) -> Any:
-    return fields.one_of("hidden_act", ACTIVATIONS, "silu")
-
-
 def _sparse(fields: Fields, count: int) -> list[str]:
     """The feed-forward of each layer, where a step and a list say which have experts."""
     step = fields.size("decoder_sparse_step", 1)
@@ -73,43 +70,36 @@ def _sparse(fields: Fields, count: int) -> list[str]:
 
 def mixtral(fields: Fields, architecture: str) -> ModelConfig:
     """Mixtral: a llama with experts."""
-    sizes, count = attention_sizes(fields), layer_count(fields)
-    window = fields.size("sliding_window", None)
-    windows = layer_windows(fields, count, window, [window is not None] * count)
-    turned = rope(fields, sizes["head_dim"], sizes["context"], base=1e6)
-    return ModelConfig(
-        family="mixtral",
-        architecture=architecture,
-        **sizes,
-        layers=tuple(Layer(feed_forward="experts", window=w, rope=turned) for w in windows),
+    count = layer_count(fields)
+    experts = _experts(
+        fields, "num_local_experts", "num_experts", hidden=fields.size("intermediate_size")
+    )
+    return llama_like(
+        fields,
+        "mixtral",
+        architecture,
+        windows=same_windows(fields, count, fields.size("sliding_window", None)),
+        feed_forward=["experts"] * count,
+        rope_base=1e6,
         norm=rms(fields, default=1e-5),
-        activation=_activation(fields),
-        tied=fields.flag("tie_word_embeddings", False),
-        experts=_experts(fields, "num_local_experts", "num_experts", hidden=sizes["hidden"]),
+        experts=experts,
     )
 
 
 def qwen3_moe(fields: Fields, architecture: str) -> ModelConfig:
     """Qwen3 with experts in most layers."""
-    sizes, count = attention_sizes(fields), layer_count(fields)
-    used = fields.flag("use_sliding_window", False)
-    window = fields.size("sliding_window", None) if used else None
-    fields.skip("sliding_window", "max_window_layers")
-    windows = layer_windows(fields, count, window, [window is not None] * count)
-    turned = rope(fields, sizes["head_dim"], sizes["context"])
+    count, window = layer_count(fields), used_window(fields)
+    fields.skip("max_window_layers")
     bias = fields.flag("attention_bias", False)
-    parts = zip(windows, _sparse(fields, count), strict=True)
-    return ModelConfig(
-        family="qwen3_moe",
-        architecture=architecture,
-        **sizes,
-        layers=tuple(Layer(feed_forward=part, window=w, rope=turned) for w, part in parts),
-        norm=rms(fields),
-        activation=_activation(fields),
+    return llama_like(
+        fields,
+        "qwen3_moe",
+        architecture,
+        windows=same_windows(fields, count, window),
+        feed_forward=_sparse(fields, count),
         attention_bias=bias,
         output_bias=bias,
         head_norm="each",
-        tied=fields.flag("tie_word_embeddings", False),
         experts=_experts(
             fields,
             "num_experts",
@@ -122,32 +112,31 @@ def qwen3_moe(fields: Fields, architecture: str) -> ModelConfig:
 
 def gpt_oss(fields: Fields, architecture: str) -> ModelConfig:
     """GPT-OSS: windows in every other layer, sinks, experts with biases and limits."""
-    sizes, count = attention_sizes(fields, head_dim=64), layer_count(fields)
-    window = fields.size("sliding_window", 128)
-    windows = layer_windows(fields, count, window, [i % 2 == 0 for i in range(count)])
-    turned = rope(fields, sizes["head_dim"], sizes["context"], base=150000.0)
+    count, window = layer_count(fields), fields.size("sliding_window", 128)
     fields.skip("hidden_act", "initial_context_length", "experts_per_token")
     fields.expect("swiglu_alpha", 1.702)
     if (packing := fields.part("quantization_config")) is not None:
         packing.expect("quant_method", "mxfp4")
     bias = fields.flag("attention_bias", True)
     limit = fields.number("swiglu_limit", 7.0, above=0)
-    return ModelConfig(
-        family="gpt_oss",
-        architecture=architecture,
-        **sizes,
-        layers=tuple(Layer(feed_forward="experts", window=w, rope=turned) for w in windows),
+    return llama_like(
+        fields,
+        "gpt_oss",
+        architecture,
+        head_dim=64,
+        windows=layer_windows(fields, count, window, [i % 2 == 0 for i in range(count)]),
+        feed_forward=["experts"] * count,
+        rope_base=150000.0,
         norm=rms(fields, default=1e-5),
         activation="swiglu_limited",
         attention_bias=bias,
         output_bias=bias,
         sinks=True,
-        tied=fields.flag("tie_word_embeddings", False),
         experts=_experts(
             fields,
             "num_local_experts",
             "num_experts",
-            hidden=sizes["hidden"],
+            hidden=fields.size("intermediate_size"),
             softmax_chosen=True,
             bias=True,
             limit=limit,
@@ -207,7 +196,7 @@ def deepseek_v3(fields: Fields, architecture: str) -> ModelConfig:
         hidden=fields.size("intermediate_size"),
         context=context,
         norm=rms(fields),
-        activation=_activation(fields),
+        activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
         attention_bias=bias,
         output_bias=bias,
         attention_scale=latent_scale(fields, latent),
@@ -243,9 +232,7 @@ def latent_scale(fields: Fields, latent: LatentAttention) -> float:
 
 def qwen3_next(fields: Fields, architecture: str) -> ModelConfig:
     """Qwen3-Next: linear attention in three of four layers, gated attention, many experts."""
-    sizes, count = attention_sizes(fields, head_dim=256), layer_count(fields)
-    turned = rope(fields, sizes["head_dim"], sizes["context"], partial=0.25)
-    interval = fields.size("full_attention_interval", 4)
+    count, interval = layer_count(fields), fields.size("full_attention_interval", 4)
     kinds = ("linear_attention", "full_attention")
     types = fields.words("layer_types", count, kinds)
     if types is None:
@@ -261,24 +248,17 @@ def qwen3_next(fields: Fields, architecture: str) -> ModelConfig:
         several = f"a multiple of the {linear.key_heads} key heads"
         raise fields.error("linear_num_value_heads", several, linear.value_heads)
     bias = fields.flag("attention_bias", False)
-    parts = zip(types, _sparse(fields, count), strict=True)
-    return ModelConfig(
-        family="qwen3_next",
-        architecture=architecture,
-        **sizes,
-        layers=tuple(
-            Layer(mixer="linear", feed_forward=part)
-            if kind == "linear_attention"
-            else Layer(feed_forward=part, rope=turned)
-            for kind, part in parts
-        ),
-        norm=rms(fields),
-        activation=_activation(fields),
+    config = llama_like(
+        fields,
+        "qwen3_next",
+        architecture,
+        head_dim=256,
+        feed_forward=_sparse(fields, count),
+        rope_partial=0.25,
         attention_bias=bias,
         output_bias=bias,
         head_norm="each",
         query_gate=True,
-        tied=fields.flag("tie_word_embeddings", False),
         linear=linear,
         experts=_experts(
             fields,
@@ -290,14 +270,15 @@ def qwen3_next(fields: Fields, architecture: str) -> ModelConfig:
             normalized=fields.flag("norm_topk_prob", True),
         ),
     )
+    layers = (
+        replace(layer, mixer="linear", rope=None) if kind == "linear_attention" else layer
+        for layer, kind in zip(config.layers, types, strict=True)
+    )
+    return replace(config, layers=tuple(layers))
 
 
 # -- names of weights ------------------------------------------------------------------------------
 
-_OUTER: Final[Mapping[str, str]] = MappingProxyType(
-    {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-)
-_LAYER: Final = "model.layers.{}."
 _PARTS: Final = ("gate", "up", "down")
 
 #: Of a layer with experts beside those of a llama; stacks are named apart.
@@ -334,16 +315,16 @@ def stacked(
 
 
 def _expert_names(config: ModelConfig, inner: Mapping[str, str]) -> dict[str, Stored]:
-    places = named(shapes(config), _OUTER, inner, _LAYER)
+    places = llama_names(config, inner)
     names = [f"{part}_proj" for part in _PARTS]
-    stacked(places, config, _LAYER + "mlp.experts.{}.{}.weight", names)
+    stacked(places, config, LLAMA_LAYER + "mlp.experts.{}.{}.weight", names)
     return places
 
 
 def mixtral_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Mixtral."""
-    places = named(shapes(config), _OUTER, {**_MOE, "router": "block_sparse_moe.gate"}, _LAYER)
-    template = _LAYER + "block_sparse_moe.experts.{}.{}.weight"
+    places = llama_names(config, {**_MOE, "router": "block_sparse_moe.gate"})
+    template = LLAMA_LAYER + "block_sparse_moe.experts.{}.{}.weight"
     stacked(places, config, template, ("w1", "w3", "w2"))
     return places
 
@@ -373,10 +354,8 @@ def deepseek_names(config: ModelConfig) -> dict[str, Stored]:
     each = latent.plain + latent.value
     for part, span in (("k_up", (0, latent.plain)), ("v_up", (latent.plain, latent.value))):
         rows = RowSpans(groups=config.heads, size=each, spans=(span,))
-        take_rows(places, config, part, rows)
-        for layer in range(len(config.layers)):
-            name = f"{layer}.{part}.weight"
-            places[name] = replace(places[name], flat=True)
+        take_rows(places, len(config.layers), part, rows)
+    changed(places, len(config.layers), ("k_up", "v_up"), partial(replace, flat=True))
     return places
 
 
@@ -390,7 +369,7 @@ def gpt_oss_names(config: ModelConfig) -> dict[str, Stored]:
         "experts.up": "mlp.experts.gate_up_proj",
         "experts.down": "mlp.experts.down_proj",
     }
-    places = named(shapes(config), _OUTER, inner, _LAYER)
+    places = llama_names(config, inner)
     assert config.experts is not None
     total = 2 * config.experts.hidden
     for layer in range(len(config.layers)):
@@ -398,7 +377,7 @@ def gpt_oss_names(config: ModelConfig) -> dict[str, Stored]:
             for kind, suffix in ((".weight", ""), (".bias", "_bias")):
                 weight = f"{layer}.experts.{part}{kind}"
                 stem = places[weight].names[0].removesuffix(kind)
-                place = Stored(names=(stem + suffix,), experts=kind == ".weight")
+                place = Stored(names=(stem + suffix,), summed=-2 if kind == ".weight" else None)
                 if part != "down":
                     first = int(part == "up")
                     place = replace(place, columns=slice(first, total, 2), total=total)
@@ -426,7 +405,7 @@ def qwen3_next_names(config: ModelConfig) -> dict[str, Stored]:
     features = config.head_dim
     for part, start in (("q", 0), ("query_gate", features)):
         rows = RowSpans(groups=config.heads, size=2 * features, spans=((start, features),))
-        take_rows(places, config, part, rows)
+        take_rows(places, len(config.layers), part, rows)
     _linear_rows(places, config)
     return places
 
@@ -442,20 +421,14 @@ def _linear_rows(places: dict[str, Stored], config: ModelConfig) -> None:
     def rows(*spans: tuple[int, int], size: int = 2 * (keys + values)) -> RowSpans:
         return RowSpans(groups=heads, size=size, spans=spans)
 
+    layers = len(config.layers)
     qkv = rows((0, keys), (keys, keys), (2 * keys, values))
-    take_rows(places, config, "qkv", qkv)
-    take_rows(places, config, "z", rows((2 * keys + values, values)))
+    take_rows(places, layers, "qkv", qkv)
+    take_rows(places, layers, "z", rows((2 * keys + values, values)))
     for part, start in (("beta", 0), ("decay", group)):
-        take_rows(places, config, part, rows((start, group), size=2 * group))
+        take_rows(places, layers, part, rows((start, group), size=2 * group))
     for layer, parts in enumerate(config.layers):
         if parts.mixer == "linear":
-            prefix = _LAYER.format(layer)
+            prefix = LLAMA_LAYER.format(layer)
             places[f"{layer}.o.weight"] = Stored(names=(f"{prefix}linear_attn.out_proj.weight",))
             places[f"{layer}.decay.bias"] = Stored(names=(f"{prefix}linear_attn.dt_bias",))
-
-
-def take_rows(places: dict[str, Stored], config: ModelConfig, part: str, rows: RowSpans) -> None:
-    """Let a matrix of each layer be some rows of its tensor."""
-    for layer in range(len(config.layers)):
-        if (weight := f"{layer}.{part}.weight") in places:
-            places[weight] = replace(places[weight], rows=rows, total=rows.total)

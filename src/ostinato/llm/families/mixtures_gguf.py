@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ostinato.llm.config import LatentAttention, Layer, LinearAttention, ModelConfig
@@ -15,7 +16,7 @@ from ostinato.llm.families.dense_gguf import (
     windows_of,
 )
 from ostinato.llm.families.experts_gguf import expert_sizes, feed_forward
-from ostinato.llm.families.mixtures import take_rows
+from ostinato.llm.families.naming import changed, take_rows
 from ostinato.llm.families.rope import yarn_magnitude
 from ostinato.llm.weights import RowSpans, Stored
 from ostinato.records import replace
@@ -127,9 +128,9 @@ def deepseek_names(config: ModelConfig) -> dict[str, Stored]:
         "v_up": "attn_v_b",
     }
     places = block_names(config, inner)
-    for layer in range(len(config.layers)):
-        name = f"{layer}.k_up.weight"
-        places[name] = replace(places[name], transposed=True)
+    layers = len(config.layers)
+    changed(places, layers, ("k_up",), partial(replace, transposed=True, summed=-2))
+    changed(places, layers, ("v_up",), partial(replace, summed=-1))
     return places
 
 
@@ -176,16 +177,16 @@ def qwen3_next_names(config: ModelConfig) -> dict[str, Stored]:
     assert linear is not None
     for part, start in (("q", 0), ("query_gate", features)):
         rows = RowSpans(groups=config.heads, size=2 * features, spans=((start, features),))
-        take_rows(places, config, part, rows)
+        take_rows(places, len(config.layers), part, rows)
     group = linear.value_heads // linear.key_heads
     for part, start in (("beta", 0), ("decay", group)):
         rows = RowSpans(groups=linear.key_heads, size=2 * group, spans=((start, group),))
-        take_rows(places, config, part, rows)
+        take_rows(places, len(config.layers), part, rows)
     for layer, parts in enumerate(config.layers):
         if parts.mixer == "linear":
             block = f"blk.{layer}."
             places[f"{layer}.o.weight"] = Stored(names=(f"{block}ssm_out.weight",))
             places[f"{layer}.decay.bias"] = Stored(names=(f"{block}ssm_dt.bias",))
             places[f"{layer}.rate"] = Stored(names=(f"{block}ssm_a",), logarithm=True)
-            places[f"{layer}.conv.weight"] = replace(places[f"{layer}.conv.weight"], flat=True)
+    changed(places, len(config.layers), ("conv",), partial(replace, flat=True))
     return places

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ostinato.llm.weights import RowOrder, Stored
@@ -11,7 +12,9 @@ from ostinato.records import replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["changed", "interleaved_rows", "named", "segments"]
+    from ostinato.llm.weights import RowSpans
+
+__all__ = ["changed", "interleaved_rows", "named", "segments", "take_rows"]
 
 #: A logical name: a layer, or none, the part's name, and the kind of weight.
 _LOGICAL: Final = re.compile(r"(?:(\d+)\.)?(.+?)(\.weight|\.bias)?")
@@ -63,13 +66,32 @@ def segments(
 
 
 def changed(
-    places: dict[str, Stored], layers: int, parts: Iterable[str], change: Callable[[Stored], Stored]
+    places: dict[str, Stored],
+    layers: int,
+    parts: Iterable[str],
+    change: Callable[[Stored], Stored],
+    kinds: Sequence[str] = ("weight", "bias"),
 ) -> None:
-    """Change the positions of weights and biases of each layer."""
-    wanted = {f"{layer}.{part}" for layer in range(layers) for part in parts}
-    for name, place in places.items():
-        if name.rpartition(".")[0] in wanted:
-            places[name] = change(place)
+    """Change the positions of weights and biases of each layer.
+
+    Args:
+        places: of all weights; changed.
+        layers: how many there are.
+        parts: the parts of layers, those that have them.
+        change: gives the position instead of one.
+        kinds: the last parts of names.
+    """
+    listed = [*parts]
+    for layer in range(layers):
+        for part in listed:
+            for kind in kinds:
+                if (name := f"{layer}.{part}.{kind}") in places:
+                    places[name] = change(places[name])
+
+
+def take_rows(places: dict[str, Stored], layers: int, part: str, rows: RowOrder | RowSpans) -> None:
+    """Let a part of each layer be some rows of its tensor, or all in another order."""
+    changed(places, layers, (part,), partial(replace, rows=rows, total=rows.total))
 
 
 def interleaved_rows(heads: int, features: int) -> RowOrder:

@@ -13,6 +13,7 @@ from ostinato.llm.families import (
     dense_gguf,
     encoder,
     encoders,
+    encoders_gguf,
     mixtures,
     mixtures_gguf,
 )
@@ -51,6 +52,10 @@ _BERT_HEADS = (
     "cls.seq_relationship.weight",
     "cls.seq_relationship.bias",
 )
+
+
+#: Tensors of the head of a GGUF file that has no classes.
+_GGUF_HEADS = ("cls.weight", "cls.bias", "cls.norm.weight")
 
 
 def _decoder(name: str, *architectures: str, **settings: object) -> Family:
@@ -96,7 +101,7 @@ def _encoder(name: str, *architectures: str, **settings: object) -> Family:
 
 _BUILT_IN: tuple[Family, ...] = (
     _decoder("llama", "LlamaForCausalLM", "llama", gguf_names=dense_gguf.paired_names),
-    _decoder("mistral", "MistralForCausalLM", "mistral", gguf=()),
+    _decoder("mistral", "MistralForCausalLM", "mistral", gguf=(), gguf_written="llama"),
     _decoder("qwen2", "Qwen2ForCausalLM", "qwen2"),
     _decoder("qwen3", "Qwen3ForCausalLM", "qwen3"),
     _decoder("gemma2", "Gemma2ForCausalLM", "gemma2", names=dense.gemma_names),
@@ -139,7 +144,13 @@ _BUILT_IN: tuple[Family, ...] = (
     _decoder("olmo2", "Olmo2ForCausalLM", "olmo2", names=dense.olmo2_names),
     _decoder("granite", "GraniteForCausalLM", "granite", gguf_names=dense_gguf.paired_names),
     _decoder("smollm3", "SmolLM3ForCausalLM", "smollm3", gguf_names=dense_gguf.paired_names),
-    _mixture("mixtral", "MixtralForCausalLM", "mixtral", names=mixtures.mixtral_names),
+    _mixture(
+        "mixtral",
+        "MixtralForCausalLM",
+        "mixtral",
+        names=mixtures.mixtral_names,
+        gguf_written="llama",
+    ),
     _mixture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
@@ -180,6 +191,10 @@ _BUILT_IN: tuple[Family, ...] = (
         names=encoders.bert_names,
         embedding="embeddings.word_embeddings.weight",
         unused=_BERT_HEADS,
+        gguf=("bert",),
+        gguf_config=encoders_gguf.bert,
+        gguf_names=encoders_gguf.bert_gguf_names,
+        gguf_unused=_GGUF_HEADS,
     ),
     _encoder(
         "xlm_roberta",
@@ -194,6 +209,7 @@ _BUILT_IN: tuple[Family, ...] = (
         names=encoders.roberta_names,
         embedding="embeddings.word_embeddings.weight",
         unused=_BERT_HEADS,
+        gguf_written="bert",
     ),
     _encoder(
         "modernbert",
@@ -204,6 +220,10 @@ _BUILT_IN: tuple[Family, ...] = (
         names=encoders.modernbert_names,
         embedding="embeddings.tok_embeddings.weight",
         unused=("head.dense.weight", "head.norm.weight", "decoder.weight", "decoder.bias"),
+        gguf=("modern-bert",),
+        gguf_config=encoders_gguf.modernbert,
+        gguf_names=encoders_gguf.modernbert_gguf_names,
+        gguf_unused=_GGUF_HEADS,
     ),
 )
 

@@ -3,6 +3,7 @@
 - ``tokenizer``: text to ids, ids to bytes and text.
 - ``token_bytes``: the bytes of each token, by the steps of a decoder.
 - ``tokenizer_json``: tokenizers of Hugging Face folders.
+- ``sentencepiece_file``: vocabularies of ``tokenizer.model`` files.
 - ``gguf``: vocabularies of GGUF files, checked.
 - ``gguf_models``: the models of those vocabularies: BPE, SentencePiece, unigram, WordPiece.
 - ``pre_tokenizers``: regular expressions by the names in GGUF files.

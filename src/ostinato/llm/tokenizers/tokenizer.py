@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import InputError, ModelFormatError
@@ -37,6 +38,7 @@ class Tokenizer:
     Attributes:
         end_tokens: ids that end generation.
         special_tokens: ids of special tokens.
+        added_tokens: of ids that stand for their text as a whole: it, and whether they are special.
 
     Raises:
         ModelFormatError: its decoder is of an unknown kind.
@@ -62,6 +64,9 @@ class Tokenizer:
         self.bos, self.eos = bos, eos
         self.end_tokens = frozenset(end_tokens) | ({eos} if eos is not None else set())
         self.special_tokens = frozenset(number for number, token in added.items() if token.special)
+        self.added_tokens = MappingProxyType(
+            {number: (token.content, bool(token.special)) for number, token in added.items()}
+        )
         self._backend = backend
         self._added = frozenset(added)
         self._rule = TokenBytes(steps)
@@ -134,6 +139,19 @@ class Tokenizer:
         with library_errors("the tokenizer, for this text,"), self._lock:
             backend.encode_special_tokens = not special
             return backend.encode(text, pair, add_special_tokens=around)
+
+    def segments(self, text: str) -> list[tuple[int, int]]:
+        """The parts of a text that no token goes across: where each begins and ends.
+
+        Raises:
+            InputError: no text, or it has surrogates.
+        """
+        _check_text(text)
+        rule = self._backend.pre_tokenizer
+        if rule is None:
+            return [(0, len(text))]
+        with library_errors("the tokenizer, for this text,"):
+            return [span for _, span in rule.pre_tokenize_str(text)]
 
     def id_of(self, piece: str) -> int | None:
         """The id of a piece of the vocabulary, such as ``<|im_end|>``; ``None``: there is none."""

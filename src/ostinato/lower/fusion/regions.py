@@ -25,6 +25,7 @@ from ostinato.lower.fusion.reads import (
     is_transparent,
     nodes_behind,
 )
+from ostinato.lower.fusion.row_factors import epilogue_factors
 from ostinato.lower.fusion.siblings import share_epilogue
 from ostinato.lower.loopir.builder import is_pointwise
 from ostinato.lower.loopir.views import VIEWS
@@ -56,6 +57,7 @@ class FusionOptions:
         epilogue: join elementwise nodes with the matmul or convolution that they follow.
         rowwise: join reductions along rows with what surrounds them.
         products: compute matmuls of the same rows with several weights in one kernel.
+        row_factors: leave a row's statistic times params to the epilogue that reads it.
         max_members: nodes in one region, to bound a kernel's compile time.
         max_operands: buffers that one region reads.
         max_row: elements of a row, when there are too few rows to run in parallel.
@@ -65,6 +67,7 @@ class FusionOptions:
     epilogue: bool = True
     rowwise: bool = True
     products: bool = True
+    row_factors: bool = False
     max_members: int = 64
     max_operands: int = 24
     max_row: int = 1 << 15
@@ -135,7 +138,7 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 def form_regions(
     nodes: Sequence[Node],
     options: FusionOptions,
-    takes_epilogue: Callable[[Node], bool] | None = None,
+    takes_epilogue: Callable[[Region, Node], bool] | None = None,
     on_host: Callable[[Node], bool] | None = None,
 ) -> tuple[list[Region], list[Refusal]]:
     """Regions in an order in which they can run, and the fusions that were refused.
@@ -145,11 +148,12 @@ def form_regions(
     Args:
         nodes: all that is computed, in order.
         options: the fusions that are on.
-        takes_epilogue: whether the device's kernel of a root takes an epilogue; by default, that is
-            for its op to say.
+        takes_epilogue: whether the device's kernel of a region with a root takes a reader as well;
+            by default, that is for the root's op to say.
         on_host: see :class:`~ostinato.lower.rules.table.RuleTable`.
     """
-    former = _Former(options, _stored_producers(nodes), takes_epilogue, on_host)
+    factors = epilogue_factors(nodes) if options.row_factors and options.epilogue else set()
+    former = _Former(options, _stored_producers(nodes), factors, takes_epilogue, on_host)
     for node in nodes:
         if not is_transparent(node):
             former.add(node)
@@ -177,11 +181,13 @@ class _Former:
         self,
         options: FusionOptions,
         stored: set[Node],
-        takes_epilogue: Callable[[Node], bool] | None,
+        factors: set[Node],
+        takes_epilogue: Callable[[Region, Node], bool] | None,
         on_host: Callable[[Node], bool] | None,
     ) -> None:
         self.options = options
         self._stored = stored
+        self._factors = factors
         self._takes_epilogue = takes_epilogue
         self._on_host = on_host
         self.refused: list[Refusal] = []
@@ -260,14 +266,16 @@ class _Former:
         options = self.options
         if left.root is not None and not left.root.op.takes_epilogue:
             return "off"
-        if any(not self._epilogue_after(root) for root in left.roots):
-            return "a library multiplies, without an epilogue"
+        if left.roots and not self._epilogue_after(left, node):
+            return "a library multiplies, without this epilogue"
         if left.roots and right.roots and not self._share_epilogue(left.roots + right.roots):
             return "both need a kernel of their own"
         if self._widens_stored(edge.producer, node):
             return "its operand is in memory anyway, in fewer bytes"
         if left.root is not None and not options.epilogue:
             return "off"
+        if edge.row is not None and node in self._factors:
+            return "the epilogue that reads it computes it"
         rowwise = edge.row is not None or left.inner is not None or right.inner is not None
         if not (options.rowwise if rowwise else options.elementwise or left.root is not None):
             return "off"
@@ -288,9 +296,9 @@ class _Former:
             return "too few rows to run in parallel"
         return self._order_refusal(merged)
 
-    def _epilogue_after(self, root: Node) -> bool:
-        """Whether the device's kernel of a root takes an epilogue."""
-        return self._takes_epilogue is None or self._takes_epilogue(root)
+    def _epilogue_after(self, left: Region, node: Node) -> bool:
+        """Whether the device's kernel of a region with a root takes a reader."""
+        return self._takes_epilogue is None or self._takes_epilogue(left, node)
 
     def _widens_stored(self, producer: Node, node: Node) -> bool:
         """Whether ``node`` makes integers wider that other kernels read as they are."""

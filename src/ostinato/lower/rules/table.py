@@ -49,8 +49,9 @@ class RuleTable:
         rules: by the op of a region's root; the shared ones are found beneath them.
         multi_root: lowers horizontally fused matmuls; ``None``: the device does not fuse them.
         layout_gains: what storing images channels last saves; ``None``: nothing.
-        by_library: whether a library computes a root. It takes no epilogue then; and where a device
-            has a library, the matmuls that it computes are those that are horizontally fused.
+        by_library: whether a library computes a root. Where a device has a library, the matmuls
+            that it computes are those that are horizontally fused.
+        library_epilogue: whether the library takes the one reader of a root; ``None``: none.
         on_host: whether the host computes a node in place of the device. It shares no kernel with
             nodes of the device then, whose results have other bits there.
     """
@@ -60,6 +61,7 @@ class RuleTable:
     multi_root: MultiRootRule | None = None
     layout_gains: LayoutGains | None = None
     by_library: Callable[[Node], bool] | None = None
+    library_epilogue: Callable[[Node, Node], bool] | None = None
     on_host: Callable[[Node], bool] | None = None
 
     def find(self, op: str) -> Rule | None:

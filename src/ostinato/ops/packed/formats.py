@@ -19,12 +19,12 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, UINT16
 from ostinato.ops.packed.fields import Digit, Field, Integers
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["FORMATS", "BlockFormat", "Scale", "elements"]
+__all__ = ["APART", "FORMATS", "BlockFormat", "Scale", "elements"]
 
 Array = np.ndarray[Any, Any]
 
@@ -309,3 +309,15 @@ def _named() -> dict[str, BlockFormat]:
 
 #: By name.
 FORMATS: Final[Mapping[str, BlockFormat]] = MappingProxyType(_named())
+
+#: By name, the codes of blocks whose scales are apart, as safetensors files have them: neighbours
+#: share a byte.
+APART: Final[Mapping[str, BlockFormat]] = MappingProxyType(
+    {
+        "gguf:mxfp4": replace(
+            FORMATS["gguf:mxfp4"],
+            nbytes=16,
+            codes=Integers((_nibbles(0, Digit(16, 1), Digit(2, bits=4)),)),
+        )
+    }
+)

@@ -58,7 +58,8 @@ class PackedWeightsVocabulary(VocabularyCore[T]):
 
         Args:
             x: float32, float16 or bfloat16 ``[..., K]``.
-            w: uint8 ``[rows, bytes]``, each row the blocks of ``K`` elements.
+            w: uint8 ``[rows, bytes]``, each row the blocks of ``K`` elements; or a stack of such
+                matrices, ``[count, rows, bytes]``, beside ``x [count, M, K]``.
             format: of ``w``.
 
         Raises:

@@ -10,10 +10,11 @@ import pytest
 import ostinato as ost
 from ostinato.backends.common.expert_store import ExpertStore
 from ostinato.backends.cpu.capabilities import CAPABILITIES
-from ostinato.backends.cpu.rules.expert_staging import SelectExperts, StageExperts, piece_packing
+from ostinato.backends.cpu.rules.expert_staging import SelectExperts, StageExperts, element_pieces
 from ostinato.backends.cpu.rules.table import CpuLowering, lower_for_cpu
 from ostinato.backends.cpu.rules.tiles import RegisterFile
 from ostinato.dtypes import BFLOAT16, FLOAT32
+from ostinato.ir.stored import MatrixLayout
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.passes.pipeline import run_passes
@@ -21,6 +22,13 @@ from ostinato.passes.pipeline import run_passes
 REGISTERS = RegisterFile(vector_bytes=64, count=32)
 FEATURES, HIDDEN = 96, 192
 EXPERT = 4 * 3 * FEATURES * HIDDEN  # both are whole panels
+
+
+def rows_of(type_: TensorType) -> MatrixLayout:
+    """The layout of matrices that lie row by row."""
+    columns = type_.shape[-1]
+    assert isinstance(columns, int)
+    return MatrixLayout((columns * type_.dtype.itemsize,))
 
 
 def program(budget: int | None, *, experts: tuple[int, ...] = (8, 8), tokens: Any = 16) -> Any:
@@ -33,7 +41,7 @@ def program(budget: int | None, *, experts: tuple[int, ...] = (8, 8), tokens: An
         x = x + g.expert_mlp(x, ids, g.full((tokens, min(2, count)), 0.5), *matrices)
     g.set_outputs([x])
     graph, _ = run_passes(g, capabilities=CAPABILITIES)
-    store = ExpertStore(dict.fromkeys(g.params, False), budget)
+    store = ExpertStore({n: rows_of(p.type) for n, p in g.params.items()}, budget)
     return lower_for_cpu(graph, CpuLowering(REGISTERS, experts=store))[0]
 
 
@@ -105,14 +113,17 @@ def test_pieces_cover_a_matrix(matrix, panel, transposed):
     depth, columns = matrix
     panels = -(-columns // panel)
     packed = TensorType(BFLOAT16, (3, panels, depth, panel))
-    packing = piece_packing(FLOAT32, matrix, packed, transposed=transposed)
+    weight = TensorType(FLOAT32, (3, depth, columns))
+    layout = MatrixLayout((4 * (depth if transposed else columns),), transposed=transposed)
+    packing = element_pieces(weight, packed, layout)
     assert packing.matrix_bytes == 4 * depth * columns
     assert packing.pieces * packing.piece_bytes >= packing.matrix_bytes
     assert (packing.pieces - 1) * packing.piece_bytes < packing.matrix_bytes
     assert packing.packed_bytes == 2 * panels * depth * panel
     steps = panels if transposed else 1
     assert packing.stride * packing.pieces == packing.packed_bytes // (panels // steps)
-    assert packing.room % 64 == 0 <= packing.room - packing.piece_bytes
+    room = packing.rooms[-1]
+    assert room % 64 == 0 <= room - packing.piece_bytes
 
 
 def test_the_store_of_a_matrix_that_is_read_twice():
@@ -125,7 +136,7 @@ def test_the_store_of_a_matrix_that_is_read_twice():
     g.set_outputs([x])
     graph, _ = run_passes(g, capabilities=CAPABILITIES)
     nbytes = 4 * FEATURES * FEATURES
-    options = CpuLowering(REGISTERS, experts=ExpertStore({"w": False}, 8 * nbytes))
+    options = CpuLowering(REGISTERS, experts=ExpertStore({"w": rows_of(w.type)}, 8 * nbytes))
     lowered = lower_for_cpu(graph, options)[0]
     assert places(lowered) == [3, 3]
     assert np.unique([m.param for layer in lowered.stored_experts for m in layer.matrices]) == "w"

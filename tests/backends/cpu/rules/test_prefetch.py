@@ -206,6 +206,24 @@ def test_many_rows_that_share_a_panel_do_not_wait_for_it() -> None:
     assert streaming.fetch is not None
 
 
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 7), ("bfloat16", 5)])
+def test_a_symbolic_number_of_rows_may_be_small(dtype: str, least: int) -> None:
+    """Up to 512 rows: tiles of a few rows and more prefetch, with the same bits."""
+    rng = np.random.default_rng(3)
+    x, w = numbers(rng, (40, 1024), "float32"), numbers(rng, (1024, 320), dtype)
+    found = []
+    for on in (True, False):
+        g, rows = ost.Graph("rows"), ost.Variable("rows", 1, 512)
+        given = g.input("x", (rows, 1024))
+        g.set_outputs([g.matmul(given, g.cast(g.param("w", w.shape, dtype, value=w), "float32"))])
+        compiled = ost.Session("cpu").compile(g, options=ost.CompileOptions(prefetch=on))
+        (kernel,) = (kernel for kernel in compiled.plan.kernels if "matmul" in kernel.name)
+        assert (f"from {least} rows on" in kernel.loops) == on
+        found.append([compiled.run({"x": x[:count]})[0] for count in (1, 4, 5, 7, 8, 9, 16, 33)])
+    for ahead, plain in zip(*found, strict=True):
+        np.testing.assert_array_equal(ahead, plain)
+
+
 def test_few_rows_and_resident_panels_are_left_to_the_hardware() -> None:
     (few,) = gemms(product(4, 512, 96, "float32")[0])
     (resident,) = gemms(product(32, 512, 96, "float32")[0], CacheSizes(second=1 << 30))

@@ -201,6 +201,25 @@ def test_functions_of_special_values() -> None:
             np.testing.assert_allclose(found[f"k_{name}"], expected, rtol=1e-5, err_msg=name)
 
 
+def test_quotients_are_those_of_the_operator() -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, (2, 200_000), np.uint32)
+    bits[:, ::3] = bits[:, ::3] & 0x83FFFFFF | 0x3C000000  # numbers about 1, and their integers
+    bits[:, ::5] &= 0xFFFC0000
+    x, y = bits.view(np.float32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -3.4e38, 255.0], np.float32)
+    x[: 64 * 2], y[:64] = np.tile(special, 16), np.repeat(special, 8)
+    found = run({"k": ("ost::divide(x0, x1)", FLOAT32)}, (FLOAT32, x), (FLOAT32, y))["k"]
+    with np.errstate(all="ignore"):
+        expected = x / y
+    subnormal = (np.abs(expected) < 2**-125) & (expected != 0)
+    np.testing.assert_array_equal(found[~subnormal], expected[~subnormal])
+    zero = expected == 0
+    np.testing.assert_array_equal(np.signbit(found[zero]), np.signbit(expected[zero]))
+    apart = np.abs(found[subnormal].astype(np.float64) - expected[subnormal])
+    assert apart.max() <= 2**-149
+
+
 INTEGERS = [dtype for dtype in ALL_DTYPES if dtype.is_integer]
 
 #: By function of the headers, the oracle's.

@@ -17,8 +17,10 @@ from ostinato.ir.graph import Value
 from ostinato.lower.lowering import LoweringOptions
 from ostinato.lower.program import Call
 from ostinato.passes.pipeline import run_passes
+from ostinato.records import replace
 from tests.conformance.compare import assert_close, check_against_oracle
 from tests.conformance.draw import Draw
+from tests.devices.cuda_emulation.backend import TARGET
 from tests.devices.registered import open_session
 
 #: Tiles in registers, tiles for tensor cores, and sums that wrap; the others take longer.
@@ -103,6 +105,30 @@ def test_left_operands_whose_indices_take_several_statements(session: ost.Sessio
     left = d.g.reshape(d.g.permute_dims(d.of((k, 2, 4), "float32"), (2, 1, 0)), (8, k))
     right = d.g.permute_dims(d.of((n, k), "float32"), (1, 0))
     check(session, d, d.g.matmul(left, right))
+
+
+#: Rows, depth and columns for each tile of groups of warps, with tails and without.
+GROUPED = ((100, 64, 64), (130, 72, 72), (190, 200, 136), (140, 328, 264))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("size", GROUPED)
+@pytest.mark.parametrize("by_rows", [False, True], ids=["by columns", "by rows"])
+def test_groups_of_warps(
+    session: ost.Session, dtype: str, size: tuple[int, int, int], by_rows: bool
+) -> None:
+    m, k, n = size
+    d = drawn(f"groups {size} {dtype}")
+    left = d.of((m, k), dtype)
+    right = d.of((k, n), dtype) if by_rows else d.g.permute_dims(d.of((n, k), dtype), (1, 0))
+    result = d.g.relu(d.g.add(d.g.matmul(left, right), d.of((n,), dtype)))
+    check(session, d, result)
+    (call,) = lowered(d.g)
+    assert isinstance(call.kernel, TiledMatmul)
+    text = call.kernel.source(replace(TARGET, shared_bytes_per_block=227 << 10))
+    assert f"multiply_group<{str(by_rows).lower()}>" in text
+    compile_text(text, "sm_90")
+    assert "multiply_group" not in call.kernel.source(replace(TARGET, warp_groups=False))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

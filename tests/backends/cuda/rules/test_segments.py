@@ -371,3 +371,36 @@ def test_a_decoding_step_with_narrow_weights_is_one_kernel(
     for position, token in enumerate((1, 17, 40)):
         values = {"token": token, "position": position, "kv_len": position + 1}
         assert compiled.run({}, variables=values)[0] == expected.run({}, variables=values)[0]
+
+
+def test_scales_of_columns_are_left_to_the_epilogues_that_read_them(session: ost.Session) -> None:
+    """Even where there are as many columns as the row has elements, whose statistic a scale is."""
+    d = Draw(ost.Graph("square"), np.random.default_rng(11))
+    g, y = d.g, d.of((1, 64), "float32")
+    for columns in (64, 64, 48):
+        codes = g.constant(d.rng.integers(-127, 128, (64, columns)).astype("int8"))
+        scales = g.constant(d.rng.uniform(0.1, 1, columns).astype(np.float32))
+        y = g.quantized_matmul(y, codes, scales)
+    g.set_outputs([y])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    nests = [part.kernel for part in segment.parts if isinstance(part.kernel, CudaLoopNest)]
+    assert len(nests) == 3
+    for nest in nests:  # a row becomes codes, their scale and their zero point
+        assert [arg.writes for arg in nest.args].count(False) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_values_of_which_all_bits_are_ones_arrive(session: ost.Session, dtype: str) -> None:
+    """They would look as if they were not there yet."""
+    d = Draw(ost.Graph("ones"), np.random.default_rng(12))
+    g, numpy_dtype = d.g, DType.parse(dtype).numpy
+    w = square(d).astype(numpy_dtype)
+    z = g.matmul(d.of((1, 64), dtype), g.param("w", (64, 64), dtype, value=w))
+    g.set_outputs([g.matmul(g.softmax(z), g.param("v", (64, 64), dtype, value=w))])
+    x = np.full((1, 64), -1, f"int{8 * w.itemsize}").view(numpy_dtype)
+    compiled = session.compile(g)
+    (segment,) = segments_of(compiled)
+    assert any(space.kind is SpaceKind.PACKETS for space in segment.spaces)
+    (found,) = compiled.run(dict.fromkeys(d.arrays, x))
+    assert np.isnan(found.astype(np.float32)).all()

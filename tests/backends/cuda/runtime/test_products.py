@@ -134,6 +134,50 @@ def siblings(g: ost.Graph) -> dict[str, np.ndarray]:
     return {"x": random((2, 60, 64))}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("names", ["q", "qkv"])
+def test_a_bias_is_part_of_the_product(
+    session: ost.Session, library: HostProducts, dtype: str, names: str
+):
+    g = ost.Graph("g")
+    x, data = g.input("x", (2, 130, 384), dtype), random((2, 130, 384), dtype)
+    expected = {}
+    for i, name in enumerate(names):
+        width = (512, 544, 576)[i]
+        w, bias = random((384, width), dtype, 2 * i + 1), random((width,), dtype, 2 * i + 2)
+        product = g.matmul(x, g.param(name, w.shape, dtype, value=w))
+        added = g.param(f"{name}.b", bias.shape, dtype, value=bias)
+        expected[name] = data.astype("float32") @ w.astype("float32") + bias.astype("float32")
+        g.set_outputs({**g.outputs, name: g.relu(g.add(added, product) if i else product + added)})
+    options = ost.CompileOptions(stored_programs=False)
+    compiled = session.compile(g, options=options)
+    for name, found in zip(names, compiled.run({"x": data}), strict=True):
+        truth = np.maximum(expected[name], 0)
+        np.testing.assert_allclose(found.astype("float32"), truth, rtol=1e-2, atol=1e-2)
+    assert [product.bias for product in library.products] == [True]
+
+
+@pytest.mark.parametrize("case", ["read", "computed", "long"])
+def test_a_bias_apart(session: ost.Session, library: HostProducts, case: str):
+    """The product is a result itself, or the vector is no param, or one of rows."""
+    g = ost.Graph("g")
+    x, w = g.input("x", (500, 384), "float16"), g.input("w", (384, 500), "float16")
+    bias = g.param("b", (500,), "float16", value=random((500,), "float16", 2))
+    if case == "computed":
+        bias = g.relu(g.input("c", (500,), "float16"))
+    if case == "long":
+        bias = g.reshape(bias, (500, 1))
+    product = g.matmul(x, w)
+    total = g.add(product, bias)
+    g.set_outputs({"z": total, "y": product} if case == "read" else {"z": total})
+    arrays = {"x": random((500, 384), "float16"), "w": random((384, 500), "float16", 1)}
+    arrays |= {"c": random((500,), "float16", 3)} if case == "computed" else {}
+    compiled = session.compile(g, options=ost.CompileOptions(stored_programs=False))
+    for found, truth in zip(compiled.run(arrays), ost.reference.evaluate(g, arrays), strict=True):
+        np.testing.assert_allclose(found, truth.astype("float32"), rtol=2e-2, atol=5e-2)
+    assert not any(product.bias for product in library.products)
+
+
 def test_siblings_are_one_product(session: ost.Session, library: HostProducts):
     g = ost.Graph("g")
     arrays = siblings(g)

@@ -98,7 +98,7 @@ def _is_wide(node: Node) -> bool:
 def _is_inexact(node: Node) -> bool:
     """Whether an op of float64 is made of functions that are no more exact than float32's."""
     function = isinstance(node.op, Elementwise) and not node.op.short
-    return function or node.op.name in ("logcumsumexp", "recurrent_scan")
+    return function or node.op.name in ("expert_mlp", "logcumsumexp", "recurrent_scan")
 
 
 class MlxFunction:

@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.xla.control import cond, loop
+from ostinato.backends.array_api.xla.maxima import keeps_in_range
 from ostinato.dtypes import INT32, INT64
+from ostinato.ir.leaves import CONSTANT
 from ostinato.ops.normalization import Softmax
 from ostinato.ops.recurrent import RecurrentScan, scan_step
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.backends.array_api.evaluator import Evaluator, NativeRule
-    from ostinato.ir.graph import Node
+    from ostinato.ir.graph import Node, Value
 
 __all__ = ["RULES"]
 
@@ -41,6 +43,41 @@ def _matmul(
     return jnp.matmul(rows, columns, **settings).reshape((*lead, x.shape[-2], y.shape[-1]))
 
 
+def _divide(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """A true quotient: by numbers that are repeated, XLA multiplies with rounded reciprocals.
+
+    What it cannot see to be repeated while it simplifies, it divides by. It is never in memory all
+    the same: fusion comes later.
+    """
+    import jax
+
+    x, y = operands
+    shape = [evaluator.dim(dim) for dim in node.outputs[0].shape]
+    if node.inputs[1].dtype.is_float and _repeats(node.inputs[1], y.size < math.prod(shape)):
+        y = jax.lax.optimization_barrier(evaluator.xp.broadcast_to(y, shape))
+    return evaluator.by_op(node, [x, y], attrs)
+
+
+def _repeats(value: Value, smaller: bool) -> bool:
+    """Whether the elements of a divisor are repeated, unless their reciprocals are exact.
+
+    Args:
+        value: the divisor.
+        smaller: whether it has fewer elements than the quotient.
+    """
+    while value.node.op.name in ("broadcast_to", "cast", "reshape"):
+        smaller |= value.node.op.name == "broadcast_to"
+        value = value.node.inputs[0]
+    if value.node.op is not CONSTANT:
+        return smaller
+    elements = value.node.attrs["array"]
+    if elements.size != 1 and any(elements.strides):
+        return smaller
+    return bool(elements.size) and abs(math.frexp(float(elements.flat[0]))[0]) != 0.5
+
+
 def _permute_dims(
     evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
 ) -> Any:
@@ -62,11 +99,19 @@ def _softmax(
     return node.op.rule(xp.unchecked, xp.widened(operands[0]), **attrs)
 
 
+def _max(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    xp = evaluator.xp
+    if node.inputs[0].dtype.is_float and keeps_in_range(node, evaluator.readers):
+        xp = xp.unchecked
+    return node.op.evaluate(xp, xp.widened(operands[0]), **attrs)
+
+
 def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
     import jax
 
     x, w, *bias = [evaluator.xp.widened(operand) for operand in operands]
-    if 0 in x.shape or 0 in w.shape:
+    whole = evaluator.xp.whole_convolutions or node.outputs[0].dtype.is_float
+    if 0 in x.shape or 0 in w.shape or not whole:
         return node.op.evaluate(evaluator.xp, x, w, *bias, **attrs)
     result = jax.lax.conv_general_dilated(
         x,
@@ -164,7 +209,9 @@ def _recurrent_scan(
 
 RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
+        "divide": _divide,
         "matmul": _matmul,
+        "max": _max,
         "permute_dims": _permute_dims,
         "softmax": _softmax,
         "log_softmax": _softmax,

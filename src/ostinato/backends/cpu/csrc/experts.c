@@ -83,19 +83,31 @@ static bool read_fully(int file, char *target, size_t nbytes, off_t offset) {
     return true;
 }
 
-static void fetch_piece(expert_source *source, int64_t expert, int64_t chunk, char *target,
-                        const int64_t *vars, char *scratch) {
-    int64_t start = chunk * source->chunk_bytes, left = source->matrix_bytes - start;
-    int64_t nbytes = left < source->chunk_bytes ? left : source->chunk_bytes;
-    if (read_fully((int)source->file, scratch, (size_t)nbytes,
-                   (off_t)(source->offsets[expert] + start))) {
+/* Reads a piece of one range into scratch; what a short one lacks is zero. */
+static void fetch_range(expert_source *source, const expert_range *range,
+                        const expert_place *place, int64_t chunk, char *target) {
+    int64_t start = chunk * range->chunk_bytes, left = range->matrix_bytes - start;
+    int64_t nbytes = left < range->chunk_bytes ? left : range->chunk_bytes;
+    if (read_fully((int)place->file, target, (size_t)nbytes, (off_t)(place->offset + start))) {
         __atomic_fetch_add(&source->bytes_read, nbytes, __ATOMIC_RELAXED);
     } else {
-        memset(scratch, 0xff, (size_t)nbytes);
+        memset(target, 0xff, (size_t)nbytes);
         __atomic_fetch_add(&source->failures, 1, __ATOMIC_RELAXED);
     }
-    memset(scratch + nbytes, 0, (size_t)(source->chunk_bytes - nbytes));
-    char *arguments[2] = {scratch, target + chunk * source->chunk_stride};
+    memset(target + nbytes, 0, (size_t)(range->chunk_bytes - nbytes));
+}
+
+static void fetch_piece(expert_source *source, int64_t expert, int64_t chunk, char *target,
+                        const int64_t *vars, char *scratch) {
+    const expert_range *ranges = (const expert_range *)source->numbers;
+    const expert_place *places = (const expert_place *)(ranges + source->range_count);
+    char *arguments[EXPERT_RANGES + 1];
+    for (int64_t i = 0; i < source->range_count; i++) {
+        arguments[i] = scratch + ranges[i].room;
+        fetch_range(source, ranges + i, places + i * source->experts + expert, chunk,
+                    arguments[i]);
+    }
+    arguments[source->range_count] = target + chunk * source->chunk_stride;
     kernel_fn pack = (kernel_fn)(uintptr_t)source->pack;
     pack(arguments, vars, 0, source->pack_extent, scratch + source->piece_bytes);
 }

@@ -11,22 +11,36 @@ typedef struct {
     int64_t size;      /* how many experts a round of those stages */
 } expert_choice;
 
-/* The location of the matrices of the experts in the file, and the way to pack them. A
- * matrix is read in `chunks` pieces, which `pack` takes one by one. */
+/* A range of a file that the matrices of experts have a part of, in every piece. */
 typedef struct {
-    int64_t file;          /* descriptor of the open file */
-    int64_t pack;          /* address of the kernel: argument 0 the piece, argument 1 its panels */
-    int64_t pack_extent;   /* the extent that it runs over */
-    int64_t chunks;        /* pieces of a matrix */
-    int64_t chunk_bytes;   /* of the file, in every piece but perhaps the last */
-    int64_t matrix_bytes;  /* of the file */
-    int64_t chunk_stride;  /* from the panels of one piece to those of the next */
-    int64_t packed_bytes;  /* of a packed matrix */
-    int64_t piece_bytes;   /* of scratch for a piece; the rest of it is the kernel's */
-    int64_t bytes_read;    /* counted here: of all that was read */
-    int64_t failures;      /* counted here: pieces that could not be read */
-    int64_t offsets[];     /* by expert: where in the file its matrix starts */
+    int64_t chunk_bytes;  /* of the file, in every piece but perhaps the last */
+    int64_t matrix_bytes; /* of the file */
+    int64_t room;         /* where a piece of it starts in scratch */
+} expert_range;
+
+/* The first byte of a range of an expert's matrix. */
+typedef struct {
+    int64_t file; /* descriptor of the open file */
+    int64_t offset;
+} expert_place;
+
+/* The location of the matrices of the experts in files, and the way to pack them. A matrix is read
+ * in `chunks` pieces, which `pack` takes one by one: of one range, or of several side by side. */
+typedef struct {
+    int64_t pack;         /* address of the kernel: a piece of each range, then its panels */
+    int64_t pack_extent;  /* the extent that it runs over */
+    int64_t chunks;       /* pieces of a matrix */
+    int64_t chunk_stride; /* from the panels of one piece to those of the next */
+    int64_t packed_bytes; /* of a packed matrix */
+    int64_t piece_bytes;  /* of scratch for a piece of all ranges; the rest is the kernel's */
+    int64_t experts;      /* how many there are */
+    int64_t range_count;  /* how many ranges a matrix has, EXPERT_RANGES at most */
+    int64_t bytes_read;   /* counted here: of all that was read */
+    int64_t failures;     /* counted here: ranges of pieces that could not be read */
+    int64_t numbers[];    /* an expert_range for each range; then by range, by expert, its place */
 } expert_source;
+
+enum { EXPERT_RANGES = 2 };
 
 /* select_experts(choice, groups, slots, chosen, staged): of the parts in `groups`, laid out as
  * ostinato.backends.cpu.rules.group_rows.GroupLayout says, leaves in `chosen` those of one round, with
@@ -37,7 +51,7 @@ void select_experts_kernel(char *const *buffers, const int64_t *vars, int64_t be
 
 /* stage_experts(source, staged, target): item `i * chunks + c` reads piece `c` of the matrix of
  * expert `staged[i]`, unless that is -1, and packs it into the i-th matrix of `target`. What can
- * not be read is filled with ones, which are NaNs, and counted. */
+ * not be read is filled with ones, which are NaNs in all formats but MXFP4, and counted. */
 void stage_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
                           char *scratch);
 

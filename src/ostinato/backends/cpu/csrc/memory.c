@@ -21,6 +21,13 @@ static char *map_pages(size_t nbytes) {
     return address == MAP_FAILED ? NULL : address;
 }
 
+/* Advice only: a kernel without huge pages refuses it and the memory works all the same. */
+static void advise_huge_pages(char *address, size_t nbytes) {
+#ifdef MADV_HUGEPAGE
+    (void)madvise(address, nbytes, MADV_HUGEPAGE);
+#endif
+}
+
 /* mmap promises page alignment only, and a huge page must start on a huge-page boundary: map one
  * huge page too many, then give back what lies before and after the aligned part. */
 static char *map_huge_aligned(size_t nbytes) {
@@ -47,12 +54,9 @@ bool memory_map(memory_block *block, size_t nbytes, bool huge_pages) {
     if (address == NULL) {
         return false;
     }
-#ifdef MADV_HUGEPAGE
     if (huge) {
-        /* Advice only: a kernel without huge pages refuses it and the memory works all the same. */
-        (void)madvise(address, reserved, MADV_HUGEPAGE);
+        advise_huge_pages(address, reserved);
     }
-#endif
     *block = (memory_block){.address = address, .nbytes = nbytes, .reserved = reserved};
     return true;
 }
@@ -62,11 +66,25 @@ bool memory_map_file(memory_block *block, int file, size_t nbytes, bool shared) 
     if (reserved == 0) {
         return memory_map(block, 0, false); /* a file of no bytes can not be mapped */
     }
+    bool huge = reserved >= HUGE_PAGE;
+    char *place = huge ? map_huge_aligned(reserved) : NULL;
+    if (huge && place == NULL) {
+        return false;
+    }
     /* Nothing is reserved: weights are hardly ever written. */
     int flags = shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
-    void *address = mmap(NULL, reserved, PROT_READ | PROT_WRITE, flags, file, 0);
+    void *address =
+        mmap(place, reserved, PROT_READ | PROT_WRITE, huge ? flags | MAP_FIXED : flags, file, 0);
     if (address == MAP_FAILED) {
+        if (huge) {
+            munmap(place, reserved);
+        }
         return false;
+    }
+    if (huge) {
+        /* Where the file system has large folios, pages of the file that are written or read from
+         * the disk from now on are huge, too. Those that are in memory stay as they are. */
+        advise_huge_pages(address, reserved);
     }
     *block = (memory_block){.address = address, .nbytes = nbytes, .reserved = reserved};
     return true;

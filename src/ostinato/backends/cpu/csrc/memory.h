@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 typedef struct {
-    char *address;   /* page aligned (2 MiB aligned when huge pages were asked for); never NULL */
+    char *address;   /* page aligned (2 MiB aligned with huge pages); never NULL */
     size_t nbytes;   /* what the caller asked for */
     size_t reserved; /* what is mapped, and must be unmapped */
 } memory_block;
@@ -18,7 +18,8 @@ bool memory_map(memory_block *block, size_t nbytes, bool huge_pages);
 /* Like memory_map, with the first bytes of a file as contents, which has at least as many. With
  * `shared`, what is written becomes the file's, which is then open for writing too; else writes
  * are this process's alone, and pages that are not written are shared by all that map the file.
- * On failure errno is set. */
+ * Where the file has a huge page or more, the block starts at a boundary of one, and its pages are
+ * huge if the file system can. On failure errno is set. */
 bool memory_map_file(memory_block *block, int file, size_t nbytes, bool shared);
 
 /* Gives pages within [address, address + nbytes) back to the system; they read as zero again. */

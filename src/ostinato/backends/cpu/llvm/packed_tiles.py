@@ -26,7 +26,7 @@ from ostinato.backends.cpu.llvm.types import (
     constant,
     register_type,
 )
-from ostinato.backends.cpu.rules.packed_blocks import MINIMA_SHIFT, BlockPanels
+from ostinato.backends.cpu.rules.packed_blocks import CHUNK, MINIMA_SHIFT, BlockPanels
 from ostinato.dtypes import FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8
 from ostinato.variables import bounds, coefficient
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 __all__ = ["define_packed_tile"]
-
-_CHUNK = 32
-"""Positions of ``k`` that are written out: a multiple of what a byte of any plane holds."""
 
 _LOOK_UP = {
     16: "llvm.x86.ssse3.pshuf.b.128",
@@ -183,11 +180,13 @@ class _PackedTile:
         if form.minimum is not None:
             offset = layout.minimum * self.gemm.panel
             minima = [self._half(start, offset, vector) for vector in range(self.vectors)]
-        chunks = form.size // _CHUNK
+        chunks, nbytes = layout.chunks, layout.chunk_bytes * self.gemm.panel
+        first = b.gep(start, [I64(layout.first_chunk * self.gemm.panel)], source_etype=I8)
 
         def chunk(place: ir.Value) -> None:
             at = b.add(b.mul(number, I64(chunks)), place)
-            self._chunk(start, place, at, scales, minima)
+            codes = b.gep(first, [b.mul(place, I64(nbytes))], source_etype=I8)
+            self._chunk(codes, at, scales, minima)
 
         self._clear(self.block)
         counted_loop(b, I64(0), I64(chunks), 1, chunk, trips=chunks, name="chunk")
@@ -199,25 +198,20 @@ class _PackedTile:
                 b.store(total.value, slot)
 
     def _chunk(
-        self,
-        start: ir.Value,
-        place: ir.Value,
-        at: ir.Value,
-        scales: Sequence[Lane],
-        minima: Sequence[Lane],
+        self, start: ir.Value, at: ir.Value, scales: Sequence[Lane], minima: Sequence[Lane]
     ) -> None:
         """The products of some positions of ``k``.
 
         Args:
-            start: of the block in the panel.
-            place: of the chunk in the block; ``at``, among all chunks.
+            start: of the chunk in the panel.
+            at: its number among all chunks.
             scales, minima: of the block's columns.
         """
         b, form = self.builder, self.form
         self._prefetch(at)
         dots = form.group // self.steps
-        groups = _CHUNK // form.group
-        first = b.mul(at, I64(_CHUNK))
+        groups = self.layout.chunk_groups
+        first = b.mul(at, I64(CHUNK))
         for group in range(groups):
             number = b.add(b.mul(at, I64(groups)), I64(group))
             sums = [load(b, self.sums(row), INT32, number) for row in range(len(self.left))]
@@ -227,21 +221,20 @@ class _PackedTile:
                 for vector in range(self.vectors):
                     b.store(offset.value, self.exact[row * self.vectors + vector])
             for dot in range(group * dots, (group + 1) * dots):
-                columns = [self._codes(start, place, dot, v) for v in range(self.vectors)]
+                columns = [self._codes(start, dot, vector) for vector in range(self.vectors)]
                 k = b.add(first, I64(dot * self.steps))
                 for row in range(len(self.left)):
                     repeated = self._repeated(row, k)
                     for vector, column in enumerate(columns):
                         self._multiply(row * self.vectors + vector, repeated, column)
-            inside = b.add(b.mul(place, I64(groups)), I64(group))
-            self._add_group(start, inside, sums, scales, minima)
+            self._add_group(start, group, sums, scales, minima)
 
     def _prefetch(self, at: ir.Value) -> None:
         """Prefetches as many bytes of the panel as a chunk takes: in order, whatever they are."""
         if self.ahead is None:
             return
         b, line = self.builder, self.gemm.caches.line
-        nbytes = self.layout.column_bytes * self.gemm.panel * _CHUNK // self.form.size
+        nbytes = self.layout.column_bytes * self.gemm.panel * CHUNK // self.form.size
         first = b.mul(at, I64(nbytes))
         for start in range(0, nbytes, line):
             prefetch(b, self.ahead, b.add(first, I64(start)))
@@ -259,32 +252,25 @@ class _PackedTile:
     def _bytes(self) -> ir.Type:
         return ir.VectorType(I8, self.lanes * self.steps)
 
-    def _codes(self, start: ir.Value, place: ir.Value, dot: int, vector: int) -> ir.Value:
+    def _codes(self, start: ir.Value, dot: int, vector: int) -> ir.Value:
         """The codes of as many positions of ``k`` as a dot product adds up, for each column."""
         result: ir.Value | None = None
         for offset, part in zip(self.layout.planes, self.form.codes.fields, strict=True):
-            bits = self._plane(start, place, offset, part.bits, dot, vector, part.to)
+            bits = self._plane(start, offset, part.bits, dot, vector, part.to)
             result = bits if result is None else self.builder.or_(result, bits)
         assert result is not None
         return result if self.form.codebook is None else self._look_up(result)
 
     def _plane(
-        self,
-        start: ir.Value,
-        place: ir.Value,
-        offset: int,
-        bits: int,
-        dot: int,
-        vector: int,
-        to: int,
+        self, start: ir.Value, offset: int, bits: int, dot: int, vector: int, to: int
     ) -> ir.Value:
         """The bits of codes in a plane, at their position in a code."""
-        b, panel, steps = self.builder, self.gemm.panel, self.steps
+        b, layout, steps = self.builder, self.layout, self.steps
         held = 8 // bits
-        per_chunk = _CHUNK * bits // 8
-        row, part = divmod(dot, held)
-        known = offset * panel + row * panel * steps + vector * self.lanes * steps
-        distance = b.add(b.mul(place, I64(per_chunk * panel)), I64(known))
+        unit, within = divmod(dot, layout.unit // steps)
+        row, part = divmod(within, held)
+        column = layout.first_unit + unit * layout.unit_bytes + offset + row * steps
+        distance = I64(column * self.gemm.panel + vector * self.lanes * steps)
         words = ir.VectorType(I32, self.lanes * steps // 4)
         packed = b.load(b.gep(start, [distance], source_etype=I8), align=1, typ=words)
         if bits == 8:
@@ -337,7 +323,7 @@ class _PackedTile:
     def _add_group(
         self,
         start: ir.Value,
-        group: ir.Value,
+        group: int,
         sums: Sequence[Lane],
         scales: Sequence[Lane],
         minima: Sequence[Lane],
@@ -346,13 +332,13 @@ class _PackedTile:
         b, form, layout = self.builder, self.form, self.layout
         weights, offsets = scales, minima
         if form.factors is not None:
-            codes = self._integers(start, layout.factors, group)
+            codes = self._integers(start, group)
             if layout.paired:
                 codes = [code & ((1 << MINIMA_SHIFT) - 1) for code in codes]
             factors = [(code - form.factors.zero).astype(FLOAT32) for code in codes]
             weights = [scale * factor for scale, factor in zip(scales, factors, strict=True)]
         if form.minima is not None:
-            codes = self._integers(start, layout.minima, group)
+            codes = self._integers(start, layout.minima + group)
             if layout.paired:
                 codes = [code >> MINIMA_SHIFT for code in codes]
             pairs = zip(minima, codes, strict=True)
@@ -396,12 +382,12 @@ class _PackedTile:
         halves = load(b, first, FLOAT16, I64(vector * lanes), lanes)
         return Lane(b, halves.value, FLOAT32, lanes)
 
-    def _integers(self, start: ir.Value, offset: int, group: ir.Value) -> list[Lane]:
+    def _integers(self, start: ir.Value, offset: int) -> list[Lane]:
         """The bytes of a group's columns, by vector."""
-        b, panel = self.builder, self.gemm.panel
-        first = b.add(b.mul(group, I64(panel)), I64(offset * panel))
-        places = [b.add(first, I64(vector * self.lanes)) for vector in range(self.vectors)]
-        return [self._byte(start, place) for place in places]
+        first = offset * self.gemm.panel
+        return [
+            self._byte(start, I64(first + vector * self.lanes)) for vector in range(self.vectors)
+        ]
 
     def _byte(self, start: ir.Value, place: ir.Value) -> Lane:
         """Bytes of columns, as int32."""

@@ -12,6 +12,7 @@ Which keys come together depends on their positions alone, so a row has the same
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.llvm.expressions import enter_point, expression_scalars
@@ -187,6 +188,7 @@ class _Renderer:
 
     def _attend(self, run: _Run) -> None:
         attention, b = self.attention, self.builder
+        self._prefetch_first(run)
         self._copy_queries(run)
         self.softmax.start(run.stacked)
         start = b.sub(run.oldest, b.urem(run.oldest, I64(attention.tiles.keys)))
@@ -361,6 +363,23 @@ class _Renderer:
             return None
         last = self.builder.udiv(self._greatest(run.highest, I64(0)), I64(positions))
         return self._page(run, self._least(self.builder.add(page, I64(1)), last))
+
+    def _prefetch_first(self, run: _Run) -> None:
+        """Prefetch the keys of the first page, then its values: no page before it did."""
+        attention, b = self.attention, self.builder
+        if not attention.prefetches:
+            return
+        positions = I64(max_extent(attention.place))
+        number = b.udiv(run.oldest, positions)
+        page, base = self._page(run, number), b.mul(number, positions)
+        start = b.sub(run.oldest, base)
+        end = self._least(b.sub(b.add(run.highest, I64(1)), base), positions)
+        for element, features in (
+            (attention.k, attention.depth),
+            (attention.v, attention.column),
+        ):
+            part = partial(self._prefetch, page, element, features)
+            counted_loop(b, start, end, 1, part, name="ahead")
 
     def _prefetch(self, page: Scope, element: Load, features: Symbol, place: ir.Value) -> None:
         """Prefetch the features of a key or value."""

@@ -14,25 +14,24 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ostinato.backends.common.expert_store import ExpertStore
+from ostinato.backends.cpu.rules.expert_matmul import (
+    ExpertMatmul,
+    grouped_matmul,
+    grouped_matmul_kernel,
+    rows_in_place,
+)
 from ostinato.backends.cpu.rules.expert_staging import SelectExperts, StageExperts, piece_packing
 from ostinato.backends.cpu.rules.experts import ExpertLayer
 from ostinato.backends.cpu.rules.group_rows import Routing, group_rows_kernel
-from ostinato.backends.cpu.rules.grouped_gemm import (
-    RowMatmul,
-    grouped_matmul_kernel,
-    row_matmul,
-    rows_in_place,
-)
 from ostinato.backends.cpu.rules.offload import (
-    SOURCE_HEAD,
     Share,
     StoredExperts,
     StoredMatrix,
     for_experts,
     repeated,
     shares,
+    source_numbers,
 )
-from ostinato.backends.cpu.rules.packed_experts import packed_row_matmul
 from ostinato.backends.cpu.rules.packed_matmul import pack
 from ostinato.dtypes import INT64
 from ostinato.ir.leaves import INPUT, STATE
@@ -93,21 +92,19 @@ class ExpertRules:
         x, w, _ = root.inputs
         if not rows_in_place(lowering.builder(region), x):
             lowering.copy(x)
-        registers, packed = self.registers, not _may_stay(lowering, [w])
-        self._alone(
-            lowering, region, root, row_matmul(root, x.shape[0], (w,), registers, packed=packed)
-        )
+        packed = not _may_stay(lowering, [w])
+        self._alone(lowering, region, root, grouped_matmul(root, self.registers, packed=packed))
 
     def packed_grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a ``packed_grouped_block_matmul`` node."""
-        matmul = packed_row_matmul(root, self.registers)
-        for part in matmul.blocks.row_operands:
+        matmul = grouped_matmul(root, self.registers)
+        for part in matmul.row_operands:
             if not part.reads_in_place(lowering.helper_builder()):
                 lowering.copy(part.spec.a)
         self._alone(lowering, region, root, matmul)
 
     def _alone(
-        self, lowering: ProgramBuilder, region: Region, root: Node, matmul: RowMatmul
+        self, lowering: ProgramBuilder, region: Region, root: Node, matmul: ExpertMatmul
     ) -> None:
         """Lower a region around a node that is one matmul, whose last operand are expert ids."""
         ids = root.inputs[-1]
@@ -155,7 +152,7 @@ class ExpertRules:
         lowering: ProgramBuilder,
         node: Node,
         ids: Value,
-        steps: Sequence[tuple[RowMatmul, Multiply]],
+        steps: Sequence[tuple[ExpertMatmul, Multiply]],
     ) -> None:
         """Multiply the rows of ``node`` with their experts' matrices, matmul after matmul."""
         if node not in self._shares:
@@ -194,7 +191,7 @@ class ExpertRules:
     # -- operands ------------------------------------------------------------------------------
 
     def _grouped_operands(
-        self, lowering: ProgramBuilder, matmul: RowMatmul, ids: Value
+        self, lowering: ProgramBuilder, matmul: ExpertMatmul, ids: Value
     ) -> tuple[list[LoweredBuffer], LoweredBuffer]:
         """The matrices of ``matmul``, and its rows by their expert ``ids``."""
         if matmul.packed:
@@ -203,7 +200,7 @@ class ExpertRules:
             matrices = [lowering.stored[weight] for weight in matmul.weights]
         return matrices, self._routing(lowering, matmul, ids).groups
 
-    def _routing(self, lowering: ProgramBuilder, matmul: RowMatmul, ids: Value) -> Routing:
+    def _routing(self, lowering: ProgramBuilder, matmul: ExpertMatmul, ids: Value) -> Routing:
         """The rows of ``matmul`` by their expert ``ids``."""
         node, layout = matmul.node, matmul.layout
         if (ids, layout) not in self.routings:
@@ -229,18 +226,14 @@ class ExpertRules:
         self.stored_experts[table] = StoredExperts(routing, share.slots, table)
         return self.stored_experts[table]
 
-    def _stored_matrices(self, matmul: RowMatmul, share: Share) -> Iterator[StoredMatrix]:
+    def _stored_matrices(self, matmul: ExpertMatmul, share: Share) -> Iterator[StoredMatrix]:
         for weight, packing in zip(matmul.weights, matmul.packings, strict=True):
             name = weight.name
             resident = for_experts(packing, share.slots)
             slots = resident.packed_buffer(matmul.tile[1], Role.RESIDENT, matmul.form)
-            experts, depth, columns = weight.shape
-            assert isinstance(depth, int)
-            assert isinstance(columns, int)
-            transposed = self._in_file.params[name]
-            matrix = (depth, columns)
-            pieces = piece_packing(weight.dtype, matrix, slots.type, transposed=transposed)
-            size = SOURCE_HEAD + experts
+            layout = self._in_file.params[name]
+            pieces = piece_packing(packing, matmul.form, slots.type, layout)
+            size = source_numbers(matmul.layout.experts, layout)
             source = LoweredBuffer(TensorType(INT64, (size,)), Role.RESIDENT, f"{name}.source")
             yield StoredMatrix(name, pieces, source, slots)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from ostinato.backends.cpu.rules.grouped_gemm import GroupedGemm, RowMatmul, row_matmul
+from ostinato.backends.cpu.rules.expert_matmul import ExpertMatmul, expert_matmul
+from ostinato.backends.cpu.rules.grouped_gemm import GroupedGemm
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import Outputs, cast, store_at, symbols_of
 from ostinato.lower.loopir.merge_axes import merge_axes
@@ -36,7 +37,7 @@ __all__ = ["ExpertLayer", "ExpertStep", "MakeKernel"]
 MakeKernel: TypeAlias = Callable[..., GroupedGemm]
 
 #: A matmul of a layer: its name, itself, and the function that makes its kernel.
-ExpertStep: TypeAlias = tuple[str, RowMatmul, MakeKernel]
+ExpertStep: TypeAlias = tuple[str, ExpertMatmul, MakeKernel]
 
 
 class ExpertLayer:
@@ -48,15 +49,15 @@ class ExpertLayer:
         outer: the matmul of hidden units with the down matrices.
 
     Args:
-        packed: whether to pack the matrices; see :func:`row_matmul`.
+        packed: whether to pack the matrices; see :func:`expert_matmul`.
     """
 
     def __init__(self, node: Node, registers: RegisterFile, *, packed: bool) -> None:
         self.node = node
         self.x, self.ids, self.weights, up, down, *gate = node.inputs
         rows = self.ids.type.size
-        self.inner = row_matmul(node, rows, (*gate, up), registers, packed=packed)
-        self.outer = row_matmul(node, rows, (down,), registers, packed=packed)
+        self.inner = expert_matmul(node, rows, (*gate, up), registers, packed=packed)
+        self.outer = expert_matmul(node, rows, (down,), registers, packed=packed)
         acc = self.inner.acc
         self._hidden, self._results = (
             LoweredBuffer(TensorType(acc, (rows, width)), Role.TEMP, f"{node.label}.{name}")

@@ -20,7 +20,7 @@ from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent
-from ostinato.records import dataclass, field, replace
+from ostinato.records import dataclass, field
 from ostinato.variables import (
     Dim,
     Symbol,
@@ -226,6 +226,12 @@ class Gemm(CpuKernel):
         return self.b_format is not None and self.b_format.tile_rows > 1
 
     @property
+    def widens(self) -> bool:
+        """Whether tiles widen panels of 16-bit floats as they read them."""
+        form = self.b_format
+        return form is not None and form.steps == 1 and form.dtype.itemsize == 2
+
+    @property
     def b_dtype(self) -> DType:
         """The element type of the panels."""
         return self.acc if self.b_format is None else self.b_format.dtype
@@ -302,13 +308,14 @@ class Gemm(CpuKernel):
         rows = max_extent(self.m)
         if fetch is None or self.amx:
             return None
-        if self.block_rows is not None and self.block_rows.size > self.block_rows.group:
-            # The hardware does not follow the parts of a block, however few rows there are.
-            fetch = replace(fetch, least_rows=1)
+        if self.block_rows is not None:
+            fetch = fetch.of_packed_weights
+        elif self.widens:
+            fetch = fetch.of_widened_weights
         if rows < fetch.least_rows:
             return None
-        # A symbolic number of rows is few in the runs that packed weights are there for.
-        few = self.block_rows is not None and not isinstance(extent_of(self.m), int)
+        # A symbolic number of rows is few in the runs whose time is that of reading weights.
+        few = not isinstance(extent_of(self.m), int)
         if rows > _REUSING_ROWS and not self.streams_rows and not few:
             return None
         if self.scales is not None:

@@ -13,46 +13,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.gemm import Gemm
-from ostinato.backends.cpu.rules.group_rows import GroupLayout
 from ostinato.backends.cpu.rules.kernel import CpuKernel
-from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
-from ostinato.backends.cpu.rules.tiles import RegisterFile, tile_for
-from ostinato.lower.loopir.builder import Outputs, cast, store_at, symbols_of
-from ostinato.lower.loopir.nodes import Accumulator, Load, Store, max_extent
-from ostinato.lower.rules.matmul_spec import MatmulSpec, separable
+from ostinato.lower.loopir.nodes import Store, max_extent
 from ostinato.records import dataclass, field
-from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
+from ostinato.variables import Dim, Symbol, bounds, minimum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from ostinato.backends.cpu.rules.group_rows import GroupLayout
     from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
     from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.dtypes import DType
-    from ostinato.ir.graph import Node, Value
-    from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
-    from ostinato.lower.program import LoweredBuffer
 
-__all__ = [
-    "GroupedGemm",
-    "RowMatmul",
-    "expected_rows",
-    "grouped_matmul_kernel",
-    "row_matmul",
-    "rows_in_place",
-]
-
-#: Rows of a tile where an expert's share may be more than the average: a panel is then read less
-#: often from where it was left.
-_FEW_ROWS = 4
-
-#: A panel of up to this many bytes is still in the second-level cache when tiles go over it again:
-#: with 64 tokens at 2 of 8 experts of 1024 x 3584, 5% faster than panels of 920 kB. Narrower than
-#: three vectors panels cost more than they save. Tiles of equal heights, of 9 rows, or of 11 or 14
-#: rows by 32 columns, that go over a panel less often, are 1 to 5% slower there (Zen 4).
-_PANEL_BYTES, _LEAST_VECTORS = 768 << 10, 3
+__all__ = ["GroupedGemm"]
 
 #: About 20 µs of one core's work, and what it computes while it reads a byte of a panel.
 _ITEM_FLOPS, _FLOPS_PER_BYTE = 2_000_000, 5
@@ -239,168 +215,6 @@ class GroupedGemm(CpuKernel):
             return None
         used = minimum(self.layout.experts, self.layout.rows)
         return used * self.panels * self.panel_elements
-
-
-@dataclass(frozen=True, eq=False)
-class RowMatmul:
-    """A grouped matmul before its kernel is built.
-
-    Attributes:
-        node: the graph's node.
-        rows: how many rows.
-        weights: the matrices of all experts, ``[E, K, N]`` each.
-        tile: rows and columns of the register tile.
-        form: how the matrices' elements are held; ``None``: as the accumulator does.
-        packed: whether the matrices are brought into panels.
-        registers: what the tile is for.
-    """
-
-    node: Node
-    rows: Dim
-    weights: tuple[Value, ...]
-    tile: tuple[int, int]
-    form: PanelFormat | None
-    packed: bool
-    registers: RegisterFile
-
-    @property
-    def layout(self) -> GroupLayout:
-        """The layout of the list of rows by expert."""
-        experts = self.weights[0].shape[0]
-        assert isinstance(experts, int)
-        return GroupLayout(experts, self.rows)
-
-    @property
-    def acc(self) -> DType:
-        return self.weights[0].dtype.accumulator
-
-    @property
-    def flops(self) -> Dim:
-        """Operations of all rows with their matrices."""
-        return 2 * self.rows * sum(prod(weight.shape[1:]) for weight in self.weights)
-
-    @property
-    def packings(self) -> list[PackedMatmul]:
-        """The matmuls that pack the matrices into panels."""
-        return [_packing(self.node, self.rows, weight) for weight in self.weights]
-
-    def axes(self) -> tuple[Dim, Dim, Dim]:
-        """Rows, columns and what is summed over."""
-        _, depth, columns = self.weights[0].shape
-        return axis("m", self.rows), axis("n", columns), axis("k", depth)
-
-    def kernel(
-        self,
-        build: KernelBuilder,
-        matrices: Sequence[LoweredBuffer],
-        groups: LoweredBuffer,
-        left: Load,
-        at: tuple[Dim, Dim, Dim],
-        epilogue: Sequence[Store],
-        variables: tuple[Symbol, ...],
-    ) -> GroupedGemm:
-        """The kernel, whose axes are ``at`` and whose element of ``a`` there is ``left``."""
-        b = tuple(build.argument(buffer, reads=True) for buffer in matrices)
-        listed = build.argument(groups, reads=True)
-        m, n, k = symbols_of(at)
-        return GroupedGemm(
-            build.args, m, n, k, left.buffer, left.dtype, left.index, b, listed, self.layout,
-            self.tile[1], self.tile[0], self.acc, tuple(epilogue), variables, self.form,
-            self.packed, self.registers.caches, self.registers.prefetch,
-        )  # fmt: skip
-
-
-def row_matmul(
-    node: Node,
-    rows: Dim,
-    weights: Sequence[Value],
-    registers: RegisterFile,
-    *,
-    packed: bool = True,
-) -> RowMatmul:
-    """The matmul of ``rows`` rows with their experts' ``weights``, as ``node`` needs it.
-
-    Args:
-        packed: whether to pack the weights; if not, they are read where they are if their dtype
-            and their number of columns allow it.
-    """
-    tile = _tile(weights[0], expected_rows(rows, weights[0].shape[0]), registers)
-    forms = {_packing(node, rows, weight).panel_format(registers) for weight in weights}
-    form = forms.pop() if len(forms) == 1 else None
-    if not packed:
-        acc = weights[0].dtype.accumulator
-        held = acc if form is None else form.dtype
-        lanes = max(1, registers.vector_bytes // acc.itemsize)
-        panel = _dividing(weights[0].shape[2], tile[1], lanes)
-        if panel and all(weight.dtype == held for weight in weights):
-            tile = (tile[0], panel)
-            return RowMatmul(node, rows, tuple(weights), tile, form, False, registers)
-    return RowMatmul(node, rows, tuple(weights), tile, form, True, registers)
-
-
-def expected_rows(rows: Dim, experts: Dim) -> int:
-    """The number of rows of an expert that tiles are sized for."""
-    share = bounds(ceil_div(rows, experts))[1]
-    return max(share, min(_FEW_ROWS, bounds(rows)[1]), 1)
-
-
-def _dividing(columns: Dim, widest: int, lanes: int) -> int:
-    """The widest panel of whole vectors, up to ``widest``, that divides ``columns``; 0: none."""
-    choices = range(widest // lanes * lanes, 0, -lanes)
-    return next((panel for panel in choices if columns % panel == 0), 0)
-
-
-def _tile(weight: Value, rows: int, registers: RegisterFile) -> tuple[int, int]:
-    """The register tile where an expert has about ``rows`` rows."""
-    _, depth, columns = weight.shape
-    assert isinstance(depth, int)
-    acc = weight.dtype.accumulator
-    vector_bytes, count = registers.vector_bytes, registers.count
-    tile = tile_for(vector_bytes, count, acc, rows, columns)
-    lanes = max(1, vector_bytes // acc.itemsize)
-    widest = max(_LEAST_VECTORS, _PANEL_BYTES // max(1, depth * vector_bytes)) * lanes
-    if rows > tile[0] and tile[1] > widest:  # panels are gone over again
-        tile = tile_for(vector_bytes, count, acc, rows, widest)
-    return tile
-
-
-def _packing(node: Node, rows: Dim, weight: Value) -> PackedMatmul:
-    """The packing of one matrix of each expert; its left operand is found by others."""
-    experts, depth, columns = weight.shape
-    spec = MatmulSpec(
-        node, (experts,), rows, columns, (depth,), (experts,),
-        weight, lambda group, row, k: (*group, row, *k),
-        weight, lambda group, k, column: (*group, *k, column),
-        lambda group: group, lambda group, row, column: (*group, row, column),
-    )  # fmt: skip
-    return PackedMatmul(spec)
-
-
-def rows_in_place(build: KernelBuilder, x: Value) -> bool:
-    """Whether the rows of ``x`` are in memory in a form that tiles can walk over."""
-    row, k = build.axes(x.shape)
-    element = build.at(x, (row, k))
-    if not isinstance(element, Load) or element.bindings:
-        return False
-    return separable(element.index, symbols_of([k]))
-
-
-def grouped_matmul_kernel(
-    build: KernelBuilder,
-    matmul: RowMatmul,
-    matrices: Sequence[LoweredBuffer],
-    groups: LoweredBuffer,
-    outputs: Outputs,
-    variables: tuple[Symbol, ...],
-) -> GroupedGemm:
-    """The kernel of a ``grouped_matmul`` node, with its region's other members as epilogue."""
-    x, (result,) = matmul.node.inputs[0], matmul.node.outputs
-    m, n, k = at = matmul.axes()
-    left = build.at(x, (m, k))
-    assert isinstance(left, Load)
-    build.results[result] = cast(Accumulator(matmul.acc), result.dtype)
-    stores = [store_at(build, value, buffer, result.shape, (m, n)) for value, buffer in outputs]
-    return matmul.kernel(build, matrices, groups, left, at, stores, variables)
 
 
 def _whole_lines(size: int) -> int:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.backends.common.expert_store import check_uses, reads_stored
+from ostinato.backends.cpu.rules.expert_matmul import grouped_matmul
 from ostinato.backends.cpu.rules.expert_staging import PiecePacking, SelectExperts, StageExperts
 from ostinato.backends.cpu.rules.experts import ExpertLayer
-from ostinato.backends.cpu.rules.grouped_gemm import row_matmul
-from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
 from ostinato.errors import InputError
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.ops.moe import EXPERT_MLP
@@ -27,27 +26,35 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ostinato.backends.common.expert_store import ExpertStore
+    from ostinato.backends.cpu.rules.expert_matmul import ExpertMatmul
     from ostinato.backends.cpu.rules.group_rows import Routing
-    from ostinato.backends.cpu.rules.grouped_gemm import RowMatmul
+    from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import BaseGraph, Node
+    from ostinato.ir.stored import MatrixLayout
     from ostinato.lower.program import Call
 
 __all__ = [
-    "SOURCE_HEAD",
     "Share",
     "StoredExperts",
     "StoredMatrix",
     "for_experts",
     "repeated",
     "shares",
+    "source_numbers",
 ]
 
 #: Of a budget, how much is room for experts that are not resident, unless one takes more.
 _STAGING_SHARE = 1 / 8
 
-#: Numbers of a source before the offsets of its experts; see csrc/experts.h.
-SOURCE_HEAD = 11
+#: Numbers of a source before those of its ranges, of a range, and of a place in one; see
+#: csrc/experts.h.
+_SOURCE_HEAD, _RANGE_NUMBERS, _PLACE_NUMBERS = 10, 3, 2
+
+
+def source_numbers(experts: int, layout: MatrixLayout) -> int:
+    """Numbers of the source of as many experts."""
+    return _SOURCE_HEAD + len(layout.pitches) * (_RANGE_NUMBERS + _PLACE_NUMBERS * experts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,10 +211,9 @@ def _staged(needs: Collection[_Need], budget: int, everything: int) -> int:
 def _need(node: Node, registers: RegisterFile) -> _Need:
     if node.op is EXPERT_MLP:
         layer = ExpertLayer(node, registers, packed=True)
-        matmuls: tuple[RowMatmul, ...] = (layer.inner, layer.outer)
+        matmuls: tuple[ExpertMatmul, ...] = (layer.inner, layer.outer)
     else:
-        x, w, _ = node.inputs
-        matmuls = (row_matmul(node, x.shape[0], (w,), registers),)
+        matmuls = (grouped_matmul(node, registers),)
     parts = [
         sum(
             for_experts(p, 1).packed_buffer(matmul.tile[1], Role.TEMP, matmul.form).nbytes
@@ -222,4 +228,4 @@ def _need(node: Node, registers: RegisterFile) -> _Need:
 
 def for_experts(matmul: PackedMatmul, experts: int) -> PackedMatmul:
     """The same packing for another number of experts."""
-    return PackedMatmul(replace(matmul.spec, groups=(experts,)))
+    return replace(matmul, spec=replace(matmul.spec, groups=(experts,)))

@@ -18,13 +18,15 @@ from ostinato.variables import bounds, ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.cpu.rules.packing import BlockRows
     from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.loopir.views import Indices
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
-    from ostinato.variables import Symbol
+    from ostinato.variables import Dim, Symbol
 
 __all__ = [
     "ChooseTiles",
@@ -68,6 +70,20 @@ class PackedMatmul:
     def row_operands(self) -> tuple[PackedMatmul, ...]:
         """The matmuls whose left operands the kernel reads where they are, or as copies."""
         return self.packings
+
+    def block_rows(self, build: KernelBuilder, batch: Indices, row: Dim) -> BlockRows | None:
+        """The left operand's scales and sums in a kernel, if panels hold blocks.
+
+        Args:
+            build: of the kernel.
+            batch: the point of the batch.
+            row: of the left operand.
+        """
+        return None
+
+    def row_prefetch(self, registers: RegisterFile) -> Prefetch | None:
+        """The distances of prefetching where rows choose their panels."""
+        return registers.prefetch
 
     def reads_in_place(self, build: KernelBuilder) -> bool:
         """Whether tiles can read the left operand where it is."""
@@ -120,6 +136,7 @@ class PackedMatmul:
         rows, panel = tile
         spec = self.spec
         at = spec.axes(build)
+        block_rows = self.block_rows(build, at.batch, at.m)
         a = spec.left(build, at)
         assert isinstance(a, Load)
         b = build.argument(packed[0], reads=True)
@@ -147,6 +164,7 @@ class PackedMatmul:
             variables,
             masked_tail,
             form,
+            block_rows=block_rows,
         )
 
     def _masked_tail_buffer(self, build: KernelBuilder) -> LoweredBuffer:

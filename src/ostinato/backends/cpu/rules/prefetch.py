@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from ostinato.backends.cpu.caches import CacheSizes
@@ -28,6 +28,14 @@ __all__ = ["Prefetch"]
 #: hardware from running ahead, and further requests only delay it: 4 rows took 1.5 times as long,
 #: 8 rows 0.8 times (Zen 4, ``python -m bench.panel_pipeline``).
 _LEAST_ROWS = 7
+
+#: The same for 16-bit floats that are widened, half as many bytes for as much arithmetic: 5 rows of
+#: bfloat16 take as long or 0.95 times, 6 rows 0.9 times.
+_LEAST_WIDENED_ROWS = 5
+
+#: The same for tiles that take packed weights apart: with 2 rows prefetching takes 1.1 to 1.2 times
+#: as long, with 4 rows 0.6 times (Q4_0, Q4_K, Q6_K) or as long (Q8_0).
+_LEAST_PACKED_ROWS = 3
 
 #: Blocks of a panel that the second-level cache has room for: the one in use, the next one, rows
 #: of ``a``, and what else comes by. (256 kB of 1 MB; 128 to 384 kB take the same time.)
@@ -61,6 +69,16 @@ class Prefetch:
     def block_bytes(self) -> int:
         """Bytes of a panel that all tiles go over before any goes on."""
         return self.caches.second // _BLOCKS
+
+    @property
+    def of_widened_weights(self) -> Prefetch:
+        """The same for tiles that widen 16-bit floats."""
+        return replace(self, least_rows=min(self.least_rows, _LEAST_WIDENED_ROWS))
+
+    @property
+    def of_packed_weights(self) -> Prefetch:
+        """The same for tiles of packed weights, which compute longer on each line."""
+        return replace(self, least_rows=min(self.least_rows, _LEAST_PACKED_ROWS))
 
     def __str__(self) -> str:
         return f"{self.distance} bytes ahead, from {self.least_rows} rows on"

@@ -16,6 +16,16 @@ inline To bits_as(From value) {
     return result;
 }
 
+// One of two types.
+template <bool First, class A, class B>
+struct choice {
+    using type = A;
+};
+template <class A, class B>
+struct choice<false, A, B> {
+    using type = B;
+};
+
 inline float float_of(unsigned bits) { return bits_as<float>(bits); }
 inline double float_of(unsigned long long bits) { return bits_as<double>(bits); }
 
@@ -59,6 +69,7 @@ struct number<float> {
     static constexpr bool is_float = true, is_signed = true;
     static float least() { return float_of(0xFF800000u); }
     static float greatest() { return float_of(0x7F800000u); }
+    static float greatest_finite() { return float_of(0x7F7FFFFFu); }
 };
 
 template <>

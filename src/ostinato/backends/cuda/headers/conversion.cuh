@@ -12,7 +12,8 @@ template <class To, class From>
 inline To to_integer(From x) {
     if (!number<From>::is_float) return (To)x;
 #ifdef __CUDA_ARCH__
-    if constexpr (sizeof(From) == 4 && sizeof(To) < 4) {  // the conversion does all that, to 32 bits
+    // The conversion does all that, to 32 bits.
+    if constexpr (sizeof(From) == 4 && (sizeof(To) < 4 || (sizeof(To) == 4 && number<To>::is_signed))) {
         int found;
         asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(found) : "f"((float)x));
         return (To)min(max(found, (int)number<To>::least()), (int)number<To>::greatest());

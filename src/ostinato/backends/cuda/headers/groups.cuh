@@ -95,17 +95,27 @@ inline T reduce_warp(T value, Op op) {
     return value;
 }
 
-// Of several warps; every member has the result. `shared` has room for a value of each warp of the
-// block.
-template <int Members, class Op, class T>
-inline T reduce_warps(T value, Op op, T* shared) {
+// Of several warps, in two steps with a barrier of the block in between; every member has the result.
+// `shared` has room for a value of each warp of the block.
+template <class Op, class T>
+inline void reduce_in_warps(T value, Op op, T* shared) {
     value = reduce_warp<32>(value, op);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-    OST_SYNC();
-    const int warps = Members / 32, first = threadIdx.x / Members * warps;
-    value = reduce_warp<warps>(shared[first + threadIdx.x % warps], op);
-    OST_SYNC();
-    return value;
+}
+template <int Members, class Op, class T>
+inline T reduce_of_warps(Op op, const T* shared) {
+    constexpr int warps = Members / 32;
+    const T* const own = shared + threadIdx.x / Members * warps;
+    if constexpr (warps > 8) return reduce_warp<warps>(own[threadIdx.x % warps], op);
+    T found[warps / 2];
+#pragma unroll
+    for (int i = 0; i < warps / 2; i++) found[i] = op(own[i], own[i + warps / 2]);
+#pragma unroll
+    for (int half = warps / 4; half > 0; half /= 2) {
+#pragma unroll
+        for (int i = 0; i < half; i++) found[i] = op(found[i], found[i + half]);
+    }
+    return found[0];
 }
 
 // Of threads `Points` apart; every member has the result. `shared` has room for a block's values.

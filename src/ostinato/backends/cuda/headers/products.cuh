@@ -54,7 +54,7 @@ inline unsigned dot_bytes(unsigned left, unsigned right, unsigned sum) {
 #endif
 }
 
-// Bytes 0 and 2 of `low`, then those of `high`; the odd ones are those of words shifted by a byte.
+// Bytes 0 and 2 of `low`, then those of `high`.
 inline unsigned even_bytes(unsigned low, unsigned high) {
 #ifdef __CUDA_ARCH__
     return __byte_perm(low, high, 0x6420);
@@ -62,7 +62,15 @@ inline unsigned even_bytes(unsigned low, unsigned high) {
     return (low & 0xFFu) | (low >> 8 & 0xFF00u) | (high & 0xFFu) << 16 | (high << 8 & 0xFF000000u);
 #endif
 }
-inline unsigned odd_bytes(unsigned low, unsigned high) { return even_bytes(low >> 8, high >> 8); }
+
+// Bytes 1 and 3 of `low`, then those of `high`.
+inline unsigned odd_bytes(unsigned low, unsigned high) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(low, high, 0x7531);
+#else
+    return even_bytes(low >> 8, high >> 8);
+#endif
+}
 
 // Codes 0 to 15 in the bytes of a word as signed bytes -8 to 7.
 inline unsigned signed_codes(unsigned codes) {
@@ -204,6 +212,9 @@ struct bfloat16_format {
 template <bool SignedLeft, bool SignedRight>
 struct byte_format {
     using sum = unsigned;
+    static unsigned dot(unsigned left, unsigned right, unsigned sum) {
+        return dot_bytes<SignedLeft, SignedRight>(left, right, sum);
+    }
 };
 
 // The bits of two elements, the first one in the lower half.

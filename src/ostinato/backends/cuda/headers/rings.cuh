@@ -237,6 +237,22 @@ inline void load_left(unsigned (&a)[2][4], int half, const unsigned short* row) 
     a[1][half] = found[2], a[1][half + 2] = found[3];
 }
 
+// A pointer into shared memory, as the compiler may take it for.
+template <class T>
+inline const T* in_shared_memory(const T* pointer) {
+#ifdef __CUDA_ARCH__
+    __builtin_assume(__isShared(pointer));
+#endif
+    return pointer;
+}
+
+// The sum of the values of the four lanes of a warp that have the same column of eight.
+template <class T>
+inline T sum_of_quarters(T value) {
+    value += __shfl_xor_sync(0xFFFFFFFFu, value, 16);
+    return value + __shfl_xor_sync(0xFFFFFFFFu, value, 8);
+}
+
 // Columns of a tile. Wide: those of one stage for each group of warps, else those of a stage.
 template <bool Wide>
 constexpr int tile_columns = Wide ? ring::rows * ring::groups : ring::rows;
@@ -387,9 +403,8 @@ static OST_APART void multiply_tile(
     }
 #pragma unroll
     for (int m = 0; m < Rows; m++) {
-        const float two = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
-        const float four = two + __shfl_xor_sync(0xFFFFFFFFu, two, 8);
-        if (lane < 8) parts[warp][m][lane] = four;
+        const float sum = sum_of_quarters(sums[m]);
+        if (lane < 8) parts[warp][m][lane] = sum;
     }
     shared_ring.advance(stages_of<Wide>(there, depth, all));
 }
@@ -508,6 +523,148 @@ static OST_APART void multiply_codes(
         if (m < Rows) parts[Wide ? member : warp][m][Wide ? group * ring::rows + n : n] = sums[e];
     }
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
+}
+
+// One row -----------------------------------------------------------------------------------------
+
+// What a lane has of a row of bytes, and its products by a column of bytes: a quarter of the elements
+// of a stage that its warp has. Whole: all of them are there.
+template <class Format, bool Whole>
+struct bytes_of_row {
+    using sum = unsigned;
+    static constexpr int all = ring::piece, quarter = all / ring::sharing / 4, pitch = ring::pitch;
+
+    const unsigned char* left;
+    vector<unsigned, 4> words[quarter / 16];
+    int there = 0;
+
+    bytes_of_row(const void* left, const float*) : left((const unsigned char*)left) {}
+
+    // `first`: of the row; `depths` are there from it on.
+    void load(int first, int depths) {
+        there = depths;
+        const unsigned char* const row = in_shared_memory(left + first);
+#pragma unroll
+        for (int i = 0; i < quarter / 16; i++)
+            if (Whole || i * 16 < depths) words[i] = *(const vector<unsigned, 4>*)(row + i * 16);
+    }
+
+    // `inside`: of the lane's elements in the stage's row.
+    sum times(const unsigned char* stage, int inside, sum before) const {
+        unsigned sums[4] = {before};
+#pragma unroll
+        for (int i = 0; i < quarter / 16; i++) {
+            if (!Whole && i * 16 >= there) break;
+            const vector<unsigned, 4> b = *(const vector<unsigned, 4>*)(stage + inside + i * 16);
+#pragma unroll
+            for (int w = 0; w < 4; w++) sums[w] = Format::dot(words[i].at[w], b.at[w], sums[w]);
+        }
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+};
+
+// The same of signed bytes by codes, with the scales of their blocks; see `multiply_codes`.
+template <class Format, int Block, bool Whole>
+struct bytes_by_codes {
+    using sum = float;
+    using stored = typename Format::stored;
+    static constexpr int all = stage_codes, quarter = all / ring::sharing / 4;
+    static constexpr int blocks = quarter / Block, pitch = code_pitch<Block, stored>;
+
+    const signed char* left;
+    const float* left_scales;
+    unsigned even[quarter / 8], odd[quarter / 8];
+    vector<float, blocks> scales;
+    int there = 0;
+
+    bytes_by_codes(const void* left, const float* scales)
+        : left((const signed char*)left), left_scales(scales) {}
+
+    void load(int first, int depths) {
+        there = depths;
+        if (depths <= 0) return;
+        const signed char* const row = in_shared_memory(left + first);
+        scales = *(const vector<float, blocks>*)in_shared_memory(left_scales + first / Block);
+#pragma unroll
+        for (int i = 0; i < quarter / 16; i++) {
+            if (!Whole && i * 16 >= depths) break;
+            const vector<unsigned, 4> words = *(const vector<unsigned, 4>*)(row + i * 16);
+#pragma unroll
+            for (int w = 0; w < 2; w++) {
+                even[2 * i + w] = even_bytes(words.at[2 * w], words.at[2 * w + 1]);
+                odd[2 * i + w] = odd_bytes(words.at[2 * w], words.at[2 * w + 1]);
+            }
+        }
+    }
+
+    sum times(const unsigned char* stage, int inside, sum before) const {
+        if (there <= 0) return before;
+        const vector<stored, blocks> right_scales = *(const vector<stored, blocks>*)(
+            stage + all / 2 + inside / Block * (int)sizeof(stored)
+        );
+#pragma unroll
+        for (int block = 0; block < blocks; block++) {
+            if (!Whole && block * Block >= there) break;
+            unsigned found = bits_as<unsigned>(code_offset);
+#pragma unroll
+            for (int i = block * (Block / 32); i < (block + 1) * (Block / 32); i++) {
+                const vector<unsigned, 4> codes =
+                    *(const vector<unsigned, 4>*)(stage + inside / 2 + i * 16);
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const unsigned low = (codes.at[w] << 4 ^ 0x80808080u) & 0xF0F0F0F0u;
+                    const unsigned high = (codes.at[w] ^ 0x80808080u) & 0xF0F0F0F0u;
+                    found = dot_bytes<true, true>(even[4 * i + w], low, found);
+                    found = dot_bytes<true, true>(odd[4 * i + w], high, found);
+                }
+            }
+            const float scale = scales.at[block] * Format::value(right_scales.at[block]);
+            before = fmaf(sum_of_codes(found), scale, before);
+        }
+        return before;
+    }
+};
+
+// The products of up to `Together` tiles, `step` apart, of one row in shared memory: see
+// `multiply_tile`. A lane has a column, and a quarter of the warp's elements; that takes fewer
+// instructions than tensor cores, whose other rows would be wasted. Wide: it has them in registers.
+template <class Row, bool Wide, int Together>
+static OST_APART void multiply_row(
+    ring& shared_ring, const void* left, const float* scales, int depth, long long first_tile,
+    long long step, long long columns,
+    typename Row::sum (*parts)[Wide ? ring::sharing : computing / 32][1][tile_columns<Wide> + 1]
+) {
+    __syncwarp();
+    constexpr int all = Row::all, width = tile_columns<Wide>;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
+    const int member = warp % ring::sharing, group = warp / ring::sharing;
+    const int inside = member * (all / ring::sharing) + lane / 8 * Row::quarter;
+    ring next = shared_ring;
+    Row row(left, scales);
+    if (Wide) row.load(inside, depth - inside);
+#pragma unroll 1
+    for (int t = 0; t < Together; t++) {
+        const long long rest = columns - (first_tile + t * step) * width;
+        if (rest <= 0) break;
+        const int tile_there = rest < width ? (int)rest : width;
+        const int there = Wide ? tile_there - group * ring::rows : tile_there;
+        const int place = (column < there ? column : 0) * Row::pitch;
+        ring from = next;
+        from.advance(group);
+        typename Row::sum sum = 0;
+        const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
+        for (int start = begin; start < end; start += ring::groups * all) {
+            if (!Wide) row.load(start + inside, depth - start - inside);
+            sum = row.times(in_shared_memory(from.await() + place), inside, sum);
+            from.release();
+            from.advance(ring::groups);
+        }
+        sum = sum_of_quarters(sum);
+        if (lane < 8) parts[t][Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
+        next.advance(stages_of<Wide>(tile_there, depth, all));
+    }
+    shared_ring.slot = next.slot;
+    shared_ring.parity = next.parity;
 }
 
 }  // namespace ost

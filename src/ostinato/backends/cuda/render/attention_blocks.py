@@ -3,7 +3,7 @@
 A warp has one or two tiles of 16 rows of queries in registers, and reads what it multiplies them by
 from shared memory once for both. Tiles of keys and values pass through shared memory, one on its
 way while another is used. The scores of a warp's rows become weights where they are, in registers,
-which is where the second product needs them; what was summed before is scaled down whenever a
+which is where the second product needs them; what was summed before is scaled down whenever a much
 greater score turns up.
 
 Only tiles at the ends of the keys that a block's rows attend to need conditions on each key.
@@ -51,6 +51,9 @@ _SHARED_BYTES = 64 << 10
 _FILLED = 256
 
 _LOG2E = math.log2(math.e)
+
+#: Powers of 2 by which weights may exceed 1.
+_SLACK = "8.0f"
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,9 @@ $score
                     for (int step = 1; step < 4; step *= 2) {
                         most = ::fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
                     }
+                    // A score that is not much greater leaves what was summed before as it is.
+                    if ((most - greatest[r][half]) * $exponent <= $slack)
+                        most = greatest[r][half];
                     const float shift = most == $minus_infinity ? 0 : -most * $exponent;
                     const float fall = (greatest[r][half] - most) * $exponent;
                     const float correction =
@@ -192,9 +198,11 @@ $score
                         *score = ost::exp2_of_score(ost::add_product(*score, $exponent, shift));
                         totals[r][half] += *score;
                     }
+                    if (__any_sync(0xFFFFFFFFu, correction != 1)) {
 #pragma unroll
-                    for (int j = 0; j < $features / 4; j++)
-                        sums[r][j / 2][2 * half + j % 2] *= correction;
+                        for (int j = 0; j < $features / 4; j++)
+                            sums[r][j / 2][2 * half + j % 2] *= correction;
+                    }
                 }
             }
 #pragma unroll
@@ -397,6 +405,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         value_pitch=value_pitch,
         format=spec.q.dtype.name,
         score=score,
+        slack=_SLACK,
         exponent=f"{_LOG2E * (spec.scale if _plain(attention) else 1)!r}f",
         store=frame.stores([spec.store], spec.acc, 6, names, "total"),
     )

@@ -168,19 +168,26 @@ $score
             }
         }
         OST_SYNC();
+        for (int i = threadIdx.x; i < $rows * $warps; i += $threads) {
+            const int r = i / $warps, w = i % $warps;
+            $acc most = greatest[0][r];
+#pragma unroll
+            for (int other = 1; other < $warps; other++)
+                most = ost::maximum(most, greatest[other][r]);
+            weights[w][r] = greatest[w][r] == most ? 1 : ost::exp(greatest[w][r] - most);
+            if (w == 0) weights[$warps][r] = most;
+        }
+        OST_SYNC();
         for (int i = threadIdx.x; i < $rows * $features; i += $threads) {
             const int r = i / $features;
             const long long m = first_row + r, n = i % $features;
             if (m < rows) {
-                $acc most = greatest[0][r], total = 0, whole = 0;
-#pragma unroll
-                for (int w = 1; w < $warps; w++) most = ost::maximum(most, greatest[w][r]);
+                [[maybe_unused]] const $acc most = weights[$warps][r];
+                $acc total = 0, whole = 0;
 #pragma unroll
                 for (int w = 0; w < $warps; w++) {
-                    const $acc before = greatest[w][r];
-                    const $acc weight = before == most ? 1 : ost::exp(before - most);
-                    total = ost::add_product(weight, sums[w][r][n], total);
-                    whole = ost::add_product(weight, totals[w][r], whole);
+                    total = ost::add_product(weights[w][r], sums[w][r][n], total);
+                    whole = ost::add_product(weights[w][r], totals[w][r], whole);
                 }
 $store
             }
@@ -293,7 +300,8 @@ def body(attention: AttentionKernel) -> Body:
     }
     warps = _THREADS // _WARP
     shapes: list[tuple[str, tuple[int, ...]]] = [("sums", (warps, rows, features))]
-    shapes += [("greatest", (warps, rows)), ("totals", (warps, rows))]
+    shapes += [(name, (warps, rows)) for name in ("greatest", "totals")]
+    shapes.append(("weights", (warps + 1, rows)))  # and the greatest score of each row
     arrays = tuple(SharedArray(type_, acc.itemsize, name, shape) for name, shape in shapes)
     made = body_of(attention, text, sizes, _THREADS, arrays=arrays)
     width = _SECTOR // k.load.dtype.itemsize

@@ -1,4 +1,7 @@
-"""Rendering the sum of the results of parts of the keys: a block for each row."""
+"""Rendering the sum of the results of parts of the keys: a block for each row.
+
+Each part has the greatest of its scores. Threads compute the weights of the parts first, one each.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +30,27 @@ _BODY = Template("""\
         const long long m = item % rows, point = item / rows;
 $batch
 $kept
-        $acc most = $minus_infinity;
-        for (int s = 0; s < $splits; s++)
-            most = ost::maximum(most, kept[s * ($features + 2) + $features]);
+        for (int own_part = threadIdx.x; own_part < $splits; own_part += $threads) {
+            $acc most = $minus_infinity;
+#pragma unroll 8
+            for (int s = 0; s < $splits; s++)
+                most = ost::maximum(most, kept[s * ($features + 2) + $features]);
+            const $acc greatest = kept[own_part * ($features + 2) + $features];
+            weight_of[own_part] = greatest == most ? 1 : ost::exp(greatest - most);
+        }
+        OST_SYNC();
         for (long long n = threadIdx.x; n < $features; n += $threads) {
             $acc sum = 0, weights = 0;
+#pragma unroll 8
             for (int s = 0; s < $splits; s++) {
                 const $acc* const part = kept + s * ($features + 2);
-                const $acc greatest = part[$features];
-                const $acc weight = greatest == most ? 1 : ost::exp(greatest - most);
-                sum = ost::add_product(weight, part[n], sum);
-                weights = ost::add_product(weight, part[$features + 1], weights);
+                sum = ost::add_product(weight_of[s], part[n], sum);
+                weights = ost::add_product(weight_of[s], part[$features + 1], weights);
             }
             const $acc total = sum / (weights == 0 ? 1 : weights);
 $store
         }
-$end
+        OST_SYNC();
     }
 """)
 
@@ -81,10 +89,12 @@ def body(parts: PartsKernel) -> Body:
     names |= {parts.m: "m", parts.column: "n"}
     type_, whole = dialect.register_type(parts.acc), gathers(parts)
     kept = _GATHERED if whole else _IN_PLACE
-    arrays = (SharedArray(type_, parts.acc.itemsize, "gathered", (_elements(parts),)),)
+    itemsize = parts.acc.itemsize
+    arrays = [SharedArray(type_, itemsize, "weight_of", (parts.splits,))]
+    if whole:
+        arrays.append(SharedArray(type_, itemsize, "gathered", (_elements(parts),)))
     text = _BODY.substitute(
         kept=kept.substitute(acc=type_, scratch=parts.scratch, count=_elements(parts)),
-        end="        OST_SYNC();" if whole else "",
         acc=dialect.register_type(parts.acc),
         minus_infinity=dialect.literal(parts.acc, float("-inf")),
         batch=batch,
@@ -94,5 +104,5 @@ def body(parts: PartsKernel) -> Body:
         store=frame.stores([parts.store], parts.acc, 3, names, "total"),
     )
     sizes = {"points": parts.points, "rows": extent_of(parts.m)}
-    made = body_of(parts, text, sizes, _THREADS, arrays=arrays if whole else ())
+    made = body_of(parts, text, sizes, _THREADS, arrays=tuple(arrays))
     return replace(made, includes=f'{made.includes}#include "packets.cuh"\n')

@@ -75,6 +75,8 @@ class CudaDialect(Dialect):
         return f"ost::{function}({', '.join(operands)})"
 
     def operator(self, operator: str, dtype: DType, left: str, right: str) -> str:
+        if operator == "/" and _held(dtype) == FLOAT32:
+            return f"ost::divide({left}, {right})"
         return f"{left} {operator} {right}"
 
     def select(self, condition: str, chosen: str, otherwise: str) -> str:

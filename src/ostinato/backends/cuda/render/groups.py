@@ -69,6 +69,7 @@ class _Groups:
         self.block = mapping.launch.block
         self.member = Index("member", False)
         self.shared: dict[str, str] = {}
+        self.exchanged = False
         count = prod(map(extent_of, code.nest.outer_axes))
         #: whether a group may have no point left while others of its block have
         self.partial = self.points > 1 and not (isinstance(count, int) and count % self.points == 0)
@@ -101,21 +102,19 @@ class _Groups:
             for number, stage in enumerate(code.nest.stages):
                 lanes = self.mapping.lanes[number] if self.mapping.shape is Shape.ROWS else 1
                 touched = self._stage(stage, lanes, scope, touched)
-            if code.nest.temps:
-                self._barrier()  # the next point's rows are written where this one's are read
+            if code.nest.temps or self.exchanged:
+                self._barrier()  # the next point's values are written where this one's are read
 
     def _declare_memory(self) -> None:
         """The exchange memory of reductions, and the temps of a group."""
         code, nest = self.code, self.code.nest
-        if self.mapping.shape is Shape.COLUMNS or self.members > WARP:
-            size = self.block if self.mapping.shape is Shape.COLUMNS else self.block // WARP
+        if self.mapping.shape is Shape.COLUMNS:
             for stage in nest.stages:
                 for statement in stage.statements:
                     if isinstance(statement, Reduce):
                         type_ = RunningReduction(code, statement, "").type
                         if type_ not in self.shared:
-                            name = self.shared[type_] = self.writer.fresh("shared")
-                            code.arrays.append(SharedArray(type_, _STATE_BYTES, name, (size,)))
+                            self.shared[type_] = self._array(type_, self.block)
         if not nest.temps:
             return
         row = temp_bytes(nest.temps)
@@ -131,6 +130,12 @@ class _Groups:
             type_ = code.dialect.memory_type(temp.dtype)
             self.writer.line(f"{type_}* const b{number} = ({type_}*)(temps + {offset});")
             offset += -(-temp.elements * temp.dtype.itemsize // 16) * 16
+
+    def _array(self, type_: str, size: int) -> str:
+        """An array for states of reductions."""
+        name = self.writer.fresh("shared")
+        self.code.arrays.append(SharedArray(type_, _STATE_BYTES, name, (size,)))
+        return name
 
     # -- stages -----------------------------------------------------------------------------
 
@@ -149,11 +154,16 @@ class _Groups:
             self._scan_loop(stage, scope, running)
         else:
             self._member_loop(stage, lanes, scope, running)
-        for reduction in running:
-            if stage.axes:
+        touched = _Touched(touched.read | read, touched.written | written)
+        if stage.axes and running and self.members > WARP and self.mapping.shape is Shape.ROWS:
+            self._across_warps(running)
+            touched = _Touched(set(), set())  # there was a barrier
+        elif stage.axes:
+            for reduction in running:
                 self._across_members(reduction)
+        for reduction in running:
             reduction.result(scope)
-        return _Touched(touched.read | read, touched.written | written)
+        return touched
 
     def _once(self, stage: Stage, scope: Scope, running: list[RunningReduction]) -> None:
         """A stage of a single point: all members know its reductions, one stores."""
@@ -227,14 +237,23 @@ class _Groups:
         if self.mapping.shape is Shape.COLUMNS:
             shared = self.shared[reduction.type]
             call = f"reduce_columns<{self.points}, {self.members}>({name}, {operator}, {shared})"
-        elif self.members > WARP:
-            shared = self.shared[reduction.type]
-            call = f"reduce_warps<{self.members}>({name}, {operator}, {shared})"
         elif self.members > 1:
             call = f"reduce_warp<{self.members}>({name}, {operator})"
         else:
             return
         self.writer.line(f"{name} = ost::{call};")
+
+    def _across_warps(self, running: list[RunningReduction]) -> None:
+        """The results of reductions by members of several warps, behind one barrier."""
+        arrays = [self._array(reduction.type, self.block // WARP) for reduction in running]
+        self.exchanged = True
+        for reduction, array in zip(running, arrays, strict=True):
+            call = f"reduce_in_warps({reduction.name}, {reduction.operator}, {array})"
+            self.writer.line(f"ost::{call};")
+        self._barrier()
+        for reduction, array in zip(running, arrays, strict=True):
+            call = f"reduce_of_warps<{self.members}>({reduction.operator}, {array})"
+            self.writer.line(f"{reduction.name} = ost::{call};")
 
     def _barrier(self) -> None:
         if self.members > WARP or self.mapping.shape is Shape.COLUMNS:

@@ -269,7 +269,7 @@ class _Renderer:
         found = [f"b{i}" for i in range(len(self.segment.args))]
         for space in self.segment.spaces:
             if space.kind is SpaceKind.PACKETS:
-                found.append(f"b{self.segment.packets} + {space.offset}")
+                found.append(f"(unsigned char*)b{self.segment.packets} + {space.offset}")
             else:
                 found.append(f"memory + {self.value_start + space.offset}")
         lines = []

@@ -8,6 +8,7 @@ Codes of half a byte come 1 KiB at a time, with the scales of their blocks behin
 
 from __future__ import annotations
 
+import math
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,12 @@ _PART_PITCH = _PIECE // 2 * _GROUPS // _WARPS + 8
 #: Codes with a scale of their own, at most: a warp takes so many at a time.
 _MOST_BLOCK = 128
 
+#: Codes of a stage that a lane of ``ost::bytes_by_codes`` has.
+_LANE_CODES = 128
+
+
+#: Tiles whose sums are added up together, at most, and the bytes that these may have.
+_MOST_TOGETHER, _PART_BYTES = 8, 4 << 10
 
 #: Columns are multiples of these bytes: tensor cores take 16 elements of 16 bits at a time.
 _GRAIN = 32
@@ -73,18 +80,17 @@ _PADDING_BYTES = 16
 _BODY = Template("""\
 $left
     int turn = 0;
-    for (long long tile = own.x; tile * $width < columns; tile += all.x) {
-        const long long rest = columns - tile * $width;
-        const int there = rest < $width ? (int)rest : $width;
-        $multiply, (int)rows, (int)depth$halved, there, parts[turn]$staged);
+    for (long long first = own.x; first * $width < columns; first += all.x * $together) {
+$multiply
         OST_SYNC();
-        for (int i = threadIdx.x; i < $rows * $width; i += $threads) {
-            const long long m = i / $width, n = tile * $width + i % $width;
+        for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
+            const int t = i / ($rows * $width);
+            const long long m = i / $width % $rows, n = (first + t * all.x) * $width + i % $width;
             if (m < rows && n < columns) {
-                auto sum = parts[turn][0][m][i % $width];
+                auto sum = parts[turn][t][0][m][i % $width];
 #pragma unroll
                 for (int w = 1; w < $warps; w++)
-                    sum += parts[turn][w][m][i % $width];
+                    sum += parts[turn][t][w][m][i % $width];
                 const $register total = ($register)sum;
 $store
             }
@@ -92,6 +98,20 @@ $store
         turn ^= 1;
     }
 """)
+
+#: The products of tiles, one after the other, or all at once.
+_EACH_TILE = Template("""\
+#pragma unroll 1
+        for (int t = 0; t < $together; t++) {
+            const long long rest = columns - (first + t * all.x) * $width;
+            if (rest <= 0) break;
+            const int there = rest < $width ? (int)rest : $width;
+            $call, there, parts[turn][t]$staged);
+        }""")
+_ALL_TILES = Template("""\
+        ost::multiply_row<$row, $wide, $together>(
+            ring, left, $scales, (int)depth, first, all.x, columns, parts[turn]
+        );""")
 
 #: The scales of the left operand's blocks, in shared memory.
 _SCALES = Template("""\
@@ -275,20 +295,21 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
         else:
             start = f"b{rows_of_scales.argument} + {rows_of_scales.offset // 4}"
             before = f"    const float* const scales = {start};\n"
+    tile = (_WARPS // _GROUPS if wide else _WARPS, rows, stream.width + 1)
+    together = max(1, min(_MOST_TOGETHER, _PART_BYTES // (4 * math.prod(tile))))
     text = _BODY.substitute(
+        together=together,
         left=f"{before}{left.text(frame)}",
-        multiply=_multiply(matmul, left, wide),
-        halved=" / 2" if left.in_bytes and not stream.scales else "",
-        staged=", staged[0][0]" if left.passes else "",
+        multiply=_multiply(matmul, left, stream, together),
         width=stream.width,
         rows=rows,
         threads=SEGMENT_BLOCK,
-        warps=_WARPS // _GROUPS if wide else _WARPS,
+        warps=tile[0],
         register="int" if acc == INT32 else "float",
         store=frame.stores(matmul.stores, acc, 4, names, "total"),
     )
     type_ = "unsigned" if acc == INT32 else "float"
-    sizes = (2, _WARPS // _GROUPS if wide else _WARPS, rows, stream.width + 1)
+    sizes = (2, together, *tile)
     parts = SharedArray(type_, 4, "parts", sizes)
     made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
     includes = f'{made.includes}#include "rings.cuh"\n'
@@ -303,22 +324,53 @@ def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None
     return _rows_of(scale, matmul.m, matmul.blocks, 0)
 
 
-def _multiply(matmul: Matmul, left: _Left, wide: bool) -> str:
-    """The call of the function that multiplies a tile, up to the left operand."""
+def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str:
+    """The statements that multiply tiles."""
     rows, flags = max(1, max_extent(matmul.m)), {True: "true", False: "false"}
+    wide = flags[stream.width > _COLUMNS]
+    if rows == 1 and left.shared and left.in_bytes:
+        row = (
+            _row_of_codes(matmul) if isinstance(matmul, BlockwiseProduct) else _row_of_bytes(matmul)
+        )
+        scales = "scales" if isinstance(matmul, BlockwiseProduct) else "nullptr"
+        return _ALL_TILES.substitute(wide=wide, together=together, row=row, scales=scales)
     if isinstance(matmul, BlockwiseProduct):
-        format_ = f"ost::{_stored(matmul.b_scale).dtype.name}_format"
-        given = f"{format_}, {matmul.group}, {rows}, {flags[wide]}"
-        return f"ost::multiply_codes<{given}>(ring, left, pitch, scales"
-    a, b = _stored(matmul.a).dtype, _stored(matmul.b).dtype
-    format_ = f"ost::{b.name}_format"
-    whole = max_extent(matmul.k[0]) * b.itemsize % _PIECE == 0
-    operand = "left, pitch"
-    if left.in_bytes:
-        format_ = f"ost::byte_format<{flags[a == INT8]}, {flags[b == INT8]}>"
-        operand = "(const unsigned short*)left, pitch / 2"
-    given = f"{format_}, {rows}, {flags[whole]}, {flags[left.shared]}, {flags[wide]}"
-    return f"ost::multiply_tile<{given}>(ring, {operand}"
+        given = f"ost::{_stored(matmul.b_scale).dtype.name}_format, {matmul.group}, {rows}, {wide}"
+        call = f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
+    else:
+        whole = flags[max_extent(matmul.k[0]) * matmul.b.dtype.itemsize % _PIECE == 0]
+        format_, operand, depth = (
+            f"ost::{_stored(matmul.b).dtype.name}_format",
+            "left, pitch",
+            "depth",
+        )
+        if left.in_bytes:
+            operand, depth = "(const unsigned short*)left, pitch / 2", "depth / 2"
+            format_ = _byte_format(matmul)
+        given = f"{format_}, {rows}, {whole}, {flags[left.shared]}, {wide}"
+        call = f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, (int){depth}"
+    staged = ", staged[0][0]" if left.passes else ""
+    return _EACH_TILE.substitute(together=together, width=stream.width, call=call, staged=staged)
+
+
+def _row_of_bytes(matmul: Matmul) -> str:
+    """The type of a lane's part of a row of bytes."""
+    whole = "true" if max_extent(matmul.k[0]) % _PIECE == 0 else "false"
+    return f"ost::bytes_of_row<{_byte_format(matmul)}, {whole}>"
+
+
+def _row_of_codes(matmul: BlockwiseProduct) -> str:
+    """The type of a lane's part of a row of bytes that codes multiply."""
+    whole = "true" if max_extent(matmul.k[0]) % _LANE_CODES == 0 else "false"
+    format_ = f"ost::{_stored(matmul.b_scale).dtype.name}_format"
+    return f"ost::bytes_by_codes<{format_}, {matmul.group}, {whole}>"
+
+
+def _byte_format(matmul: Matmul) -> str:
+    a, b = (
+        "true" if _stored(operand).dtype == INT8 else "false" for operand in (matmul.a, matmul.b)
+    )
+    return f"ost::byte_format<{a}, {b}>"
 
 
 @dataclass(frozen=True)

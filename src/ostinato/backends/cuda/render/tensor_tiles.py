@@ -10,7 +10,7 @@ epilogue.
 from __future__ import annotations
 
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["fits", "launch", "multiplies", "source"]
+__all__ = ["CHUNK", "SLICE", "Renderer", "Tile", "fits", "launch", "multiplies", "source"]
 
 #: The first architecture with these instructions.
 _CAPABILITY = 80
 
-#: Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts.
-_CHUNK = 8
+CHUNK = 8
+"""Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts."""
 
 #: Tiles side by side whose rows are gone over together, so that what they share stays in caches.
 _BAND = 8
@@ -51,12 +51,12 @@ _ALIGNED = 4
 #: Elements whose epilogues a thread computes together.
 _UNROLL = 8
 
-#: Products between two barriers.
-_SLICE = 64
+SLICE = 64
+"""Products between two barriers."""
 
 
 @dataclass(frozen=True)
-class _Tile:
+class Tile:
     """A tile of the result.
 
     Attributes:
@@ -90,11 +90,11 @@ class _Tile:
 
 #: The tiles that there are, largest first.
 _TILES = (
-    _Tile((2, 4), (4, 8), 1, 4, 0.7, 5),
-    _Tile((2, 4), (4, 4), 2, 4, 0.7),
-    _Tile((4, 2), (2, 4), 2, 4, 0.7),
-    _Tile((2, 2), (2, 4), 2, 6, 0.5),
-    _Tile((2, 2), (1, 2), 4, 8, 0.0),
+    Tile((2, 4), (4, 8), 1, 4, 0.7, 5),
+    Tile((2, 4), (4, 4), 2, 4, 0.7),
+    Tile((4, 2), (2, 4), 2, 4, 0.7),
+    Tile((2, 2), (2, 4), 2, 6, 0.5),
+    Tile((2, 2), (1, 2), 4, 8, 0.0),
 )
 
 #: Slices in shared memory, at least: one is multiplied while another is on its way.
@@ -253,7 +253,7 @@ ${before}#pragma unroll
                 const bool inside = ${target}_from[i] != nullptr && start + $k_place < depth;
                 if ($whole || chunk < $lines * $length / $chunk)
                     ost::copy_async(
-                        $target + line * $pitch + place, ${target}_from[i] + $offset, inside
+                        $target + $slot, ${target}_from[i] + $offset, inside
                     );
             }""")
 
@@ -267,7 +267,7 @@ ${before}#pragma unroll
                 if (inside) {
 $place
                 }
-                ost::copy_async($target + line * $pitch + place, source, inside);
+                ost::copy_async($target + $slot, source, inside);
             }""")
 
 _ELEMENTS = Template("""\
@@ -278,7 +278,7 @@ _ELEMENTS = Template("""\
                 if ($across < $across_end && $along < $along_end) {
 $place
                 }
-                $target[line * $pitch + place] = bits;
+                $target[$slot] = bits;
             }""")
 
 
@@ -294,63 +294,87 @@ def multiplies(dtype: DType, target: CudaTarget) -> bool:
 
 def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each tile of the greatest result, or a few waves."""
-    renderer = _Renderer(matmul, target)
-    tile = renderer.tile
-    grid, early = grid_of(_tiles(matmul, tile), target), target.starts_kernels_early
-    return Launch(grid, tile.threads, renderer.shared_bytes, programmatic=early)
+    return Renderer(matmul, target).launch()
 
 
 def source(matmul: Matmul, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a matmul."""
-    return _Renderer(matmul, target).source()
+    return Renderer(matmul, target).source()
 
 
-def _tiles(matmul: Matmul, tile: _Tile) -> int:
-    """Tiles of the greatest result."""
-    row_tiles = -(-max_extent(matmul.m) // tile.rows)
-    return bounds(matmul.points)[1] * row_tiles * -(-max_extent(matmul.n) // tile.columns)
+class Renderer:
+    """Renders the kernel of a matmul.
 
+    Args:
+        matmul: the kernel.
+        target: the GPU.
 
-class _Renderer:
+    Attributes:
+        tiles: the tiles that there are, largest first; the last one serves any result.
+        fewest_stages: slices in shared memory, at least.
+        left_run, right_run: the elements that chunks of an operand begin with, if it has chunks.
+        by_rows: whether chunks of the right operand are along columns.
+        tile: the first of the tiles that suits the result.
+    """
+
+    tiles: ClassVar[tuple[Tile, ...]] = _TILES
+    fewest_stages: ClassVar[int] = _FEWEST_STAGES
+
     def __init__(self, matmul: Matmul, target: CudaTarget) -> None:
         self.matmul = matmul
         self.frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
-        self.shared_limit = target.shared_bytes_per_block
+        self.target = target
         self.lanes = 1 if stores_along_rows(matmul) else store_lanes(matmul)
-        self.early = target.starts_kernels_early
         self.left_run = self._chunks(matmul.a, matmul.k[-1])
         self.right_run = self._chunks(matmul.b, matmul.k[-1])
         self.by_rows = self.right_run is None
         if self.by_rows:
             self.right_run = self._chunks(matmul.b, matmul.n)
-        for tile in _TILES:
+        for tile in self.tiles:
             self.tile = tile
-            fits = self._bytes(_FEWEST_STAGES) <= self.shared_limit
-            used = tile.columns < 2 * max_extent(matmul.n) and self.slices >= tile.slices
-            filled = _tiles(matmul, tile) >= tile.filling * target.multiprocessors
-            if fits and used and filled:
+            if self.suits:
                 break
+
+    @property
+    def suits(self) -> bool:
+        """Whether the tile has room, and the result enough of them."""
+        tile, target = self.tile, self.target
+        room = self._bytes(self.fewest_stages) <= target.shared_bytes_per_block
+        used = tile.columns < 2 * max_extent(self.matmul.n) and self.slices >= tile.slices
+        return room and used and self.blocks >= tile.filling * target.multiprocessors
+
+    @property
+    def blocks(self) -> int:
+        """Tiles of the greatest result."""
+        matmul, tile = self.matmul, self.tile
+        row_tiles = -(-max_extent(matmul.m) // tile.rows)
+        return bounds(matmul.points)[1] * row_tiles * -(-max_extent(matmul.n) // tile.columns)
+
+    def launch(self) -> Launch:
+        """The launch of the kernel."""
+        grid, early = grid_of(self.blocks, self.target), self.target.starts_kernels_early
+        return Launch(grid, self.tile.threads, self._bytes(self.stages), programmatic=early)
 
     @staticmethod
     def _chunks(scalar: Scalar, axis: Symbol) -> Load | None:
         """The element that chunks along ``axis`` begin with; ``None``: they are no chunks."""
         run = run_of(scalar, axis, extent_of(axis))
-        return run.load if run is not None and run.count == _CHUNK and run.load is scalar else None
+        return run.load if run is not None and run.count == CHUNK and run.load is scalar else None
 
     # -- shared memory ----------------------------------------------------------------------
 
     @property
     def slices(self) -> int:
         """Slices of the longest sum."""
-        return -(-bounds(self.matmul.depth)[1] // _SLICE)
+        return -(-bounds(self.matmul.depth)[1] // SLICE)
 
     @property
     def left_pitch(self) -> int:
-        return _SLICE + _CHUNK
+        return SLICE + CHUNK
 
     @property
     def right_pitch(self) -> int:
-        return (self.tile.columns if self.by_rows else _SLICE) + _CHUNK
+        return (self.tile.columns if self.by_rows else SLICE) + CHUNK
 
     @property
     def left_elements(self) -> int:
@@ -359,7 +383,7 @@ class _Renderer:
     @property
     def stage(self) -> int:
         """Elements of a stage."""
-        lines = _SLICE if self.by_rows else self.tile.columns
+        lines = SLICE if self.by_rows else self.tile.columns
         return self.left_elements + lines * self.right_pitch
 
     @property
@@ -369,17 +393,16 @@ class _Renderer:
     @property
     def stages(self) -> int:
         """Slices in shared memory: as many as leave room for the resident blocks."""
-        count = min(self.tile.stages, max(self.slices, _FEWEST_STAGES))
-        while (
-            count > _FEWEST_STAGES and self._bytes(count) * self.tile.resident > self.shared_limit
-        ):
+        limit, least = self.target.shared_bytes_per_block, self.fewest_stages
+        count = min(self.tile.stages, max(self.slices, least))
+        while count > least and self._bytes(count) * self.resident > limit:
             count -= 1
         return count
 
     @property
-    def shared_bytes(self) -> int:
-        """Bytes of shared memory of a block."""
-        return self._bytes(self.stages)
+    def resident(self) -> int:
+        """Blocks that share a multiprocessor's memory."""
+        return self.tile.resident
 
     def _bytes(self, stages: int) -> int:
         """Bytes of so many stages, or of the finished sums that take their place."""
@@ -388,46 +411,65 @@ class _Renderer:
     # -- text -------------------------------------------------------------------------------
 
     def source(self) -> str:
-        matmul, tile, frame = self.matmul, self.tile, self.frame
-        batch, names = frame.unravel(matmul.batch, "point", 2)
+        """CUDA C++ with the kernel."""
+        matmul, tile = self.matmul, self.tile
+        batch, names = self.frame.unravel(matmul.batch, "point", 2)
         names |= {matmul.m: "m", matmul.n: "n"}
-        b_template = _BY_ROWS if self.by_rows else _BY_COLUMNS
         left_sources, load_left = self._operand(False, names)
         right_sources, load_right = self._operand(True, names)
-        body = _BODY.substitute(
-            name=matmul.name,
-            warps=tile.warps[1],
-            warp_rows=tile.products[0] * 16,
-            warp_columns=tile.products[1] * 8,
-            tile_rows=tile.rows,
-            tile_columns=tile.columns,
-            slice=_SLICE,
-            band=_BAND,
-            stages=self.stages,
-            stage=self.stage,
-            left_elements=self.left_elements,
-            left_pitch=self.left_pitch,
-            finished_pitch=self.finished_pitch,
-            row_products=tile.products[0],
-            column_products=tile.products[1],
-            format=matmul.a.dtype.name,
-            threads=tile.threads,
-            batch=batch,
-            left_sources=left_sources,
-            load_left=load_left,
-            right_sources=right_sources,
-            load_right=load_right,
-            load_b=b_template.substitute(pitch=self.right_pitch),
-            finish=self._finish(names),
+        body = self.body(
+            {
+                "name": matmul.name,
+                "tile_rows": tile.rows,
+                "tile_columns": tile.columns,
+                "slice": SLICE,
+                "band": _BAND,
+                "stages": self.stages,
+                "stage": self.stage,
+                "left_elements": self.left_elements,
+                "finished_pitch": self.finished_pitch,
+                "format": matmul.a.dtype.name,
+                "batch": batch,
+                "left_sources": left_sources,
+                "load_left": load_left,
+                "right_sources": right_sources,
+                "load_right": load_right,
+                "finish": self._finish(names),
+            }
         )
         return function(
             matmul,
             body,
             matmul_sizes(matmul),
             tile.threads,
+            before=self.before,
             resident=tile.resident,
-            early=self.early,
+            early=self.target.starts_kernels_early,
         )
+
+    @property
+    def before(self) -> str:
+        """Lines in front of the kernel."""
+        return ""
+
+    def body(self, values: Mapping[str, object]) -> str:
+        """The statements of the kernel, from the values that all such templates have."""
+        tile = self.tile
+        b_template = _BY_ROWS if self.by_rows else _BY_COLUMNS
+        return _BODY.substitute(
+            values,
+            warps=tile.warps[1],
+            warp_rows=tile.products[0] * 16,
+            warp_columns=tile.products[1] * 8,
+            left_pitch=self.left_pitch,
+            row_products=tile.products[0],
+            column_products=tile.products[1],
+            load_b=b_template.substitute(pitch=self.right_pitch),
+        )
+
+    def slot(self, right: bool) -> str:
+        """The place in shared memory of an element of a line of an operand."""
+        return f"line * {self.right_pitch if right else self.left_pitch} + place"
 
     def _finish(self, names: Mapping[Symbol, str]) -> str:
         """Statements that store the finished sums of a tile."""
@@ -465,7 +507,7 @@ class _Renderer:
         scalar, run = (matmul.b, self.right_run) if right else (matmul.a, self.left_run)
         outer = ("n", "first_column", "columns") if right else ("m", "first_row", "rows")
         axes, by_rows = [outer, ("k", "start", "depth")], right and self.by_rows
-        lines, length = (self.tile.columns if right else self.tile.rows), _SLICE
+        lines, length = (self.tile.columns if right else self.tile.rows), SLICE
         if by_rows:
             axes.reverse()
             lines, length = length, lines
@@ -474,8 +516,8 @@ class _Renderer:
             "threads": self.tile.threads,
             "lines": lines,
             "length": length,
-            "pitch": self.right_pitch if right else self.left_pitch,
-            "chunk": _CHUNK,
+            "slot": self.slot(right),
+            "chunk": CHUNK,
         }
         for role, (name, first, end) in zip(("across", "along"), axes, strict=True):
             values |= {role: name, f"{role}_first": first, f"{role}_end": end}
@@ -485,7 +527,7 @@ class _Renderer:
         even = all(step is not None and isinstance(step[0], int) for step in steps)
         if len(matmul.k) > 1 and (by_rows or not even):
             return "", self._wandering(run, values, names)
-        count = -(-lines * length // _CHUNK // self.tile.threads)
+        count = -(-lines * length // CHUNK // self.tile.threads)
         values |= {
             "count": count,
             "outer": outer[0],
@@ -493,7 +535,7 @@ class _Renderer:
             "across_start": "0" if by_rows else outer[1],
             "along_start": outer[1] if by_rows else "0",
             "k_place": "line" if by_rows else "place",
-            "whole": str(lines * length // _CHUNK % self.tile.threads == 0).lower(),
+            "whole": str(lines * length // CHUNK % self.tile.threads == 0).lower(),
         }
         start = {matmul.k[0]: "k"} if len(matmul.k) == 1 else dict.fromkeys(matmul.k, "0")
         point = self.frame.point(4, {**names, **start})
@@ -506,7 +548,7 @@ class _Renderer:
         assert step is not None
         point = self.frame.point(2, names)
         name = f"{values['target']}_step"
-        point.writer.line(f"const long long {name} = {point.index(step[0] * _SLICE)};")
+        point.writer.line(f"const long long {name} = {point.index(step[0] * SLICE)};")
         chunks = _CHUNKS.substitute(values, before="", offset=f"number * {name}")
         return f"{point.text}\n{sources}", chunks
 
@@ -524,7 +566,7 @@ class _Renderer:
         unraveled, inner = self.frame.unravel(self.matmul.k, place, 4)
         point = self.frame.point(4, inner)
         point.writer.line(f"{offset} = {point.index(index)};")
-        first = f"start + threadIdx.x % {_SLICE // _CHUNK} * {_CHUNK}"
+        first = f"start + threadIdx.x % {SLICE // CHUNK} * {CHUNK}"
         lines = [
             f"            long long {offset};",
             "            {",

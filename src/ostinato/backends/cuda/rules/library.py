@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from ostinato.backends.cuda.abi import is_guarded
 from ostinato.backends.cuda.product import Matrix, Product
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, UINT8
+from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.ir.types import TensorType
 from ostinato.lower.fusion.regions import Region
 from ostinato.lower.loopir.builder import symbols_of
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["LIBRARY", "LibraryProduct", "LibraryRules", "LibrarySettings", "suits"]
+__all__ = ["LIBRARY", "LibraryProduct", "LibraryRules", "LibrarySettings", "adds_bias", "suits"]
 
 #: The library's name in reports.
 LIBRARY = "cuBLASLt"
@@ -47,6 +48,9 @@ _DTYPES: dict[DType, tuple[DType, int]] = {
     FLOAT64: (FLOAT64, 1_000_000),
     INT8: (INT32, 100_000_000),
 }
+
+#: The dtypes of results to which the library adds a bias.
+_WITH_BIAS = (FLOAT16, BFLOAT16)
 
 #: Rows up to which the device's own kernels are faster.
 _FEW_ROWS = 16
@@ -88,7 +92,7 @@ class LibraryProduct(Kernel):
     Attributes:
         args: the buffers, in the order of the kernel's ``buffers``.
         product: what it computes.
-        operands: the library's A, B and D, then the workspace.
+        operands: the library's A, B and D, the workspace, and the bias, if any.
         variables: none: all sizes are numbers.
     """
 
@@ -102,7 +106,8 @@ class LibraryProduct(Kernel):
     def describe(self, text: KernelText) -> None:
         text.line(0, f"{LIBRARY}: {self.product}")
         text.head(self.args)
-        for name, operand in zip(("a", "b", "d", "workspace"), self.operands, strict=True):
+        names = ("a", "b", "d", "workspace", "bias")
+        for name, operand in zip(names, self.operands, strict=False):
             text.line(1, f"{name}: b{operand.position} + {operand.offset} bytes")
         text.line(1, repr(tuple(self.product)))
 
@@ -137,7 +142,8 @@ class LibraryRules:
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
         found = None
-        if region.members == [root] and suits(root) and not is_guarded(lowering.variables):
+        whole = region.members == [root] or _bias_of(region) is not None
+        if whole and suits(root) and not is_guarded(lowering.variables):
             found = _Matmul(lowering, region, root)
         if found is None or not found.lower(self._settings):
             self._otherwise(lowering, region, root)
@@ -145,10 +151,12 @@ class LibraryRules:
     def horizontally(self, lowering: ProgramBuilder, regions: Sequence[Region]) -> None:
         """Lower matmuls of the same rows as one, by weights side by side."""
         roots = [root for region in regions for root in region.roots]
-        targets = [_plain_target(lowering, root) for root in roots]
+        targets = [_plain_target(lowering, region) for region in regions]
+        biases = [_bias_of(region) for region in regions]
         alone = all(region.members == list(region.roots) for region in regions)
-        able = len(roots) > 1 and alone and not lowering.nested and None not in targets
-        if not able or not _Joint(lowering, roots).lower(self._settings):
+        able = len(regions) == len(roots) > 1 and (alone or None not in biases)
+        able = able and not lowering.nested and None not in targets
+        if not able or not _Joint(lowering, regions).lower(self._settings):
             for region, root in zip(regions, roots, strict=True):
                 self.matmul(lowering, region, root)
 
@@ -170,6 +178,32 @@ def suits(node: Node) -> bool:
         return False
     work = 2 * math.prod(map(_number, spec.batch)) * rows * columns * depth
     return rows > _FEW_ROWS and columns > 1 and work >= least
+
+
+def adds_bias(root: Node, reader: Node) -> bool:
+    """Whether a library adds what a reader adds to a matmul: a param or constant, by column."""
+    if reader.op.name != "add" or root.outputs[0].dtype not in _WITH_BIAS:
+        return False
+    return _bias_among(root, reader) is not None and reader.outputs[0].type == root.outputs[0].type
+
+
+def _bias_among(root: Node, reader: Node) -> Value | None:
+    """The operand of an addition that is a bias of a matmul, the other operand."""
+    (out,) = root.outputs
+    others = [value for value in reader.inputs if value is not out]
+    if len(others) != 1:
+        return None
+    (bias,) = others
+    fits = bias.shape == out.shape[-1:] and bias.dtype == out.dtype
+    return bias if fits and bias.node.op in (PARAM, CONSTANT) else None
+
+
+def _bias_of(region: Region) -> Value | None:
+    """The bias of a region that is a matmul and its addition."""
+    if len(region.members) != 2 or len(region.roots) != 1 or region.members[0] not in region.roots:
+        return None
+    root, reader = region.members
+    return _bias_among(root, reader) if adds_bias(root, reader) else None
 
 
 class _Strides(NamedTuple):
@@ -209,6 +243,7 @@ def _described(
     b: _Strides,
     d: _Strides,
     settings: LibrarySettings,
+    bias: Operand | None = None,
 ) -> tuple[Product, tuple[Operand, ...]] | None:
     """The library's product for a matmul, and its A, B and D; ``None``: it has none.
 
@@ -217,8 +252,11 @@ def _described(
         sizes: of the matmul.
         a, b, d: the matmul's operands and its result.
         settings: how it is to be computed.
+        bias: of the columns of the result.
     """
     dtype, result = dtypes
+    if bias is not None and d.column != 1:
+        return None
     if d.column != 1:  # then it is not the transpose that is stored by columns
         sizes = sizes._replace(m=sizes.n, n=sizes.m)
         a, b, d = b.transpose, a.transpose, d.transpose
@@ -242,11 +280,13 @@ def _described(
         workspace,
         tf32=settings.tf32 and dtype == FLOAT32,
         timed=settings.timed,
+        bias=bias is not None,
     )
     return product, (
         Operand(b.position, b.offset * dtype.itemsize),
         Operand(a.position, a.offset * dtype.itemsize),
         Operand(d.position, d.offset * result.itemsize),
+        *(() if bias is None else (bias,)),
     )
 
 
@@ -288,13 +328,21 @@ class _Matmul:
         outputs = lowering.region_outputs(self._region)
         result = spec.out_at(at.batch, at.m, at.n)
         stores = spec.stores(build, Accumulator(spec.acc), result, outputs)
-        d = _stored(stores, batch, m, n) if len(stores) == 1 else None
+        added = _bias_of(self._region)
+        d = None
+        if len(stores) == 1:
+            (store,) = stores
+            if added is None:
+                d = _stored(store, batch, m, n)
+            elif not (store.bindings or store.conditions) and store.update == "set":
+                d = _steps(store.buffer, store.index, batch, m, n)
         if a is None or b is None or d is None:
             return False
+        bias = None if added is None else _vector(build, added)
         count = math.prod(_number(extent_of(symbol)) for symbol in batch)
         sizes = _Sizes(count, _number(spec.m), _number(spec.n), _number(spec.k[0]))
         dtypes = spec.a.dtype, spec.node.outputs[0].dtype
-        found = _described(dtypes, sizes, a, b, d, settings)
+        found = _described(dtypes, sizes, a, b, d, settings, bias)
         if found is None:
             return False
         kernel = _kernel(build, *found)
@@ -305,16 +353,18 @@ class _Matmul:
 class _Joint:
     """Matmuls of the same rows as one: their weights, and their results, side by side."""
 
-    def __init__(self, lowering: ProgramBuilder, roots: Sequence[Node]) -> None:
+    def __init__(self, lowering: ProgramBuilder, regions: Sequence[Region]) -> None:
         self._lowering = lowering
-        self._roots = roots
+        self._regions = regions
+        self._roots = roots = [root for region in regions for root in region.roots]
         self._columns = sum(_number(root.outputs[0].shape[-1]) for root in roots)
 
     def lower(self, settings: LibrarySettings) -> bool:
         """Append the call; nothing where the library does not take the matrices as they are."""
         lowering, roots = self._lowering, self._roots
         spec, (out,), weight = matmul_spec(roots[0]), roots[0].outputs, roots[0].inputs[1]
-        region = Region(list(roots), 0, roots=tuple(roots))
+        members = [node for each in self._regions for node in each.members]
+        region = Region(members, 0, roots=tuple(roots))
         _bring_into_memory(lowering, region, spec.a)
         build = lowering.builder(region)
         at = spec.axes(build)
@@ -327,16 +377,23 @@ class _Joint:
         written = build.argument(results, writes=True)
         b = _Strides(read, 0, 0, columns, 1)
         d = _Strides(written, 0, 0, columns, 1)
+        added = [_bias_of(each) for each in self._regions]
+        biases = bias = None
+        if added[0] is not None:
+            biases = _side_by_side(added[0], columns, f"{added[0].node.label}.joint")
+            bias = Operand(build.argument(biases, reads=True), 0)
         sizes = _Sizes(1, rows, columns, depth)
         found = None
         if a is not None:
-            found = _described((weight.dtype, out.dtype), sizes, a, b, d, settings)
+            found = _described((weight.dtype, out.dtype), sizes, a, b, d, settings, bias)
         if found is None:
             return False
         outputs, first = [], 0
-        for root in roots:
-            (value,) = root.outputs
+        for each, root, own in zip(self._regions, roots, added, strict=True):
+            (value,) = each.members[-1].outputs
             lowering.copy_into(root.inputs[1], _part(root.inputs[1], weights, first, columns))
+            if own is not None and biases is not None:
+                lowering.copy_into(own, _part(own, biases, first, columns))
             outputs.append((value, _part(value, results, first, columns)))
             first += _number(value.shape[-1])
         lowering.call(region, build, _kernel(build, *found), outputs, LIBRARY)
@@ -363,7 +420,15 @@ def _kernel(
     type_ = TensorType(UINT8, (product.workspace,))
     workspace = LoweredBuffer(type_, Role.TEMP, "workspace")
     position = build.argument(workspace, reads=True, writes=True)
-    return LibraryProduct(build.args, product, (*operands, Operand(position, 0)))
+    places = (*operands[:3], Operand(position, 0), *operands[3:])
+    return LibraryProduct(build.args, product, places)
+
+
+def _vector(build: KernelBuilder, value: Value) -> Operand:
+    """The place of a param or a constant."""
+    element = build.at(value, build.axes(value.shape))
+    assert isinstance(element, Load)
+    return Operand(element.buffer, 0)
 
 
 def _strides(
@@ -375,11 +440,8 @@ def _strides(
     return _steps(scalar.buffer, scalar.index, batch, row, column)
 
 
-def _stored(
-    stores: Sequence[Store], batch: Sequence[Symbol], row: Symbol, column: Symbol
-) -> _Strides | None:
+def _stored(store: Store, batch: Sequence[Symbol], row: Symbol, column: Symbol) -> _Strides | None:
     """The place of a matmul's result; ``None``: it is no matrix, or something is made of it."""
-    (store,) = stores
     value = store.value
     if isinstance(value, Apply) and value.op == "cast":
         (value,) = value.operands
@@ -409,10 +471,12 @@ def _steps(
     return _Strides(position, index, outer[-1] if outer else 0, row_step, column_step)
 
 
-def _plain_target(lowering: ProgramBuilder, root: Node) -> LoweredBuffer | None:
-    """The buffer of a root's value, if that is memory of a run that may lie anywhere."""
-    (value,) = root.outputs
-    if not suits(root) or is_guarded(lowering.variables) or not lowering.placement.free([value]):
+def _plain_target(lowering: ProgramBuilder, region: Region) -> LoweredBuffer | None:
+    """The buffer of a region's only result, if that is memory of a run that may lie anywhere."""
+    (value,) = region.members[-1].outputs
+    other = any(v in lowering.needed for node in region.members[:-1] for v in node.outputs)
+    able = not other and all(map(suits, region.roots)) and not is_guarded(lowering.variables)
+    if not able or not lowering.placement.free([value]):
         return None
     target = lowering.placement.target(value)
     return target if target.layout is None and target.home is None else None

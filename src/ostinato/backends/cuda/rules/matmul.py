@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import run_of
-from ostinato.backends.cuda.rules.narrow_channels import CHANNELS, is_narrow, with_more_channels
+from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_narrow
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
 from ostinato.dtypes import INT8, INT32, UINT8
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         byte_rows,
         byte_tiles,
         few_rows,
+        group_tiles,
         tensor_rows,
         tensor_tiles,
         tiles,
@@ -48,6 +49,7 @@ else:
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
+    group_tiles = LazyModule("ostinato.backends.cuda.render.group_tiles")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
     tensor_tiles = LazyModule("ostinato.backends.cuda.render.tensor_tiles")
     tiles = LazyModule("ostinato.backends.cuda.render.tiles")
@@ -63,6 +65,8 @@ class TiledMatmul(Matmul):
     """
 
     def launch(self, target: CudaTarget) -> Launch:
+        if group_tiles.fits(self, target):
+            return group_tiles.launch(self, target)
         if tensor_tiles.fits(self, target):
             return tensor_tiles.launch(self, target)
         if byte_tiles.fits(self, target):
@@ -70,6 +74,8 @@ class TiledMatmul(Matmul):
         return tiles.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        if group_tiles.fits(self, target):
+            return group_tiles.source(self, target)
         if tensor_tiles.fits(self, target):
             return tensor_tiles.source(self, target)
         if byte_tiles.fits(self, target):
@@ -110,6 +116,7 @@ class MatmulRules:
         self._columns = columns
         self._splits = splits
         self._filters: dict[Value, LoweredBuffer] = {}
+        self._chunks: dict[tuple[Value, int], LoweredBuffer] = {}
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
@@ -119,12 +126,13 @@ class MatmulRules:
         """Lower a region around a convolution, as an implicit matmul."""
         x, w = root.inputs[:2]
         if is_narrow(root) and _is_fixed(lowering, w) and not lowering.nested:
-            if w not in self._filters:
-                self._filters[w] = with_more_channels(lowering, w)
-            image = with_more_channels(lowering, x)
-            spec = conv_spec(root, image.layout)
-            wide = _simplified(replace(spec, k=(*spec.k[:-1], CHANNELS)))
-            self._lower(lowering, region, wide, {x: image, w: self._filters[w]})
+            narrow = NarrowConvolution(root)
+            if (w, narrow.columns) not in self._chunks:
+                self._chunks[w, narrow.columns] = narrow.chunks(lowering, w)
+            image = narrow.chunks(lowering, x)
+            filters = self._chunks[w, narrow.columns]
+            spec = _simplified(narrow.spec(image))
+            self._lower(lowering, region, spec, {x: image, w: filters})
             return
         layout = lowering.layout(x)
         spec = _simplified(conv_spec(root, layout))

@@ -1,7 +1,7 @@
-"""Kernels about packets: values that are passed from block to block, each element with a flag.
+"""Kernels about packets: values that are passed from block to block, each element with a mark.
 
-A packet is 64 bits, an element below a word that is not 0 once the element is there. Blocks that
-want the values read the packets until all of them are.
+A packet is an element whose bits are all ones until it is there: a NaN that no part sends. Blocks
+that want the values read the packets until all of them are there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.render.body import Body
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.target import SEGMENT_BLOCK
-from ostinato.dtypes import UINT64
+from ostinato.dtypes import UINT16
 from ostinato.lower.loopir.nodes import Arg
 from ostinato.records import dataclass
 
@@ -27,13 +27,16 @@ __all__ = ["ClearPackets", "ReceivePackets"]
 
 _INCLUDES = '#include "packets.cuh"\n'
 
+#: Bytes that are received at once, where values are multiples of them.
+_UNIT_BYTES = 16
+
 
 class _PacketKernel(CudaKernel):
     """A kernel about packets.
 
     Attributes:
         args: packets, and elements.
-        counts: of the packets of each value.
+        counts: of the elements of each value.
         blocks: blocks that share the work.
     """
 
@@ -71,10 +74,10 @@ class _PacketKernel(CudaKernel):
 
 @dataclass(frozen=True, eq=False)
 class ClearPackets(_PacketKernel):
-    """Empties packets: nothing is there yet."""
+    """Empties packets, which are units of two bytes here: nothing is there yet."""
 
     counts: tuple[int, ...]
-    args: tuple[Arg, ...] = (Arg(UINT64, reads=False, writes=True),)
+    args: tuple[Arg, ...] = (Arg(UINT16, reads=False, writes=True),)
     variables: tuple[Symbol, ...] = ()
 
     prefix: ClassVar[str] = "clear"
@@ -99,21 +102,23 @@ class ReceivePackets(_PacketKernel):
 
     def _text(self) -> str:
         dialect = CudaDialect()
+        (dtype,) = {arg.dtype for arg in self.args}
+        whole = all(count * dtype.itemsize % _UNIT_BYTES == 0 for count in self.counts)
+        each = _UNIT_BYTES // dtype.itemsize if whole else 1
+        type_ = dialect.memory_type(dtype)
+        unit = f"ost::packet_unit<{type_}, {each}>"
         packet, lines, first = "", [], 0
         for value, count in enumerate(self.counts):
-            type_ = dialect.memory_type(self.args[2 * value + 1].dtype)
             last = value + 1 == len(self.counts)
-            at = f"i - {first}" if first else "i"
-            packet += (
-                f"b{2 * value} + ({at})"
-                if last
-                else f"i < {first + count} ? b{2 * value} + ({at}) : "
-            )
-            condition = "" if last else f"if (i < {first + count}) "
-            lines.append(f"{condition}b{2 * value + 1}[{at}] = ost::unpacked<{type_}>(element);")
-            first += count
+            at = f"(i - {first})" if first else "i"
+            address = f"(const {unit}*)b{2 * value} + {at}"
+            end = first + count // each
+            packet += address if last else f"i < {end} ? {address} : "
+            condition = "" if last else f"if (i < {end}) "
+            lines.append(f"{condition}(({unit}*)b{2 * value + 1})[{at}] = found;")
+            first = end
         put = " else ".join(lines)
         return (
-            f"    ost::receive_packets<{first}>([&](int i) {{ return {packet}; }},\n"
-            f"        [&](int i, unsigned element) {{ {put} }});\n"
+            f"    ost::receive_packets<{type_}, {first}>([&](int i) {{ return {packet}; }},\n"
+            f"        [&](int i, const {unit}& found) {{ {put} }});\n"
         )

@@ -13,7 +13,7 @@ from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Spa
 from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
 from ostinato.backends.cuda.rules.segment_shares import Shares
 from ostinato.backends.cuda.rules.segment_values import Way, Ways
-from ostinato.dtypes import UINT64
+from ostinato.dtypes import UINT16, DType
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.nodes import Arg, max_extent
@@ -34,7 +34,7 @@ else:
 
 __all__ = ["Assembly", "Segment", "SegmentSettings", "simplified"]
 
-#: Values in the shared memory of a block begin at multiples of this.
+#: Values in the shared memory of a block, and in packets, begin at multiples of this.
 _ALIGNMENT = 16
 
 
@@ -90,7 +90,7 @@ class _Value:
 
     Attributes:
         kind: see :class:`SpaceKind`.
-        size: its bytes, or packets.
+        size: its bytes.
     """
 
     kind: SpaceKind
@@ -136,10 +136,10 @@ class Assembly:
     def segment(self) -> tuple[Segment, list[LoweredBuffer]]:
         """The kernel, and its buffers."""
         steps = [step for call in self._calls for step in self._steps(call)]
-        total = sum(value.size for value in self._sent.values())
+        total = sum(_whole(value.size) for value in self._sent.values()) // UINT16.itemsize
         packets = None
         if total:
-            type_ = TensorType(UINT64, (total,))
+            type_ = TensorType(UINT16, (total,))
             packets = LoweredBuffer(type_, Role.TEMP, f"packets of {self._calls[0].title}")
             for step in steps:
                 step.level += 1
@@ -210,14 +210,15 @@ class Assembly:
                 self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
             if way not in (Way.PACKETS, Way.POLLED):
                 continue
-            elements = buffer.nbytes // buffer.type.dtype.itemsize
+            dtype = buffer.type.dtype
+            elements = buffer.nbytes // dtype.itemsize
             if arg.writes:
-                self._sent[buffer] = _Value(SpaceKind.PACKETS, elements)
+                self._sent[buffer] = _Value(SpaceKind.PACKETS, buffer.nbytes)
             elif way is Way.PACKETS and buffer not in self._held:
                 held = self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
-                taken = Arg(buffer.type.dtype, reads=False, writes=True)
+                taken = Arg(dtype, reads=False, writes=True)
                 reader, elements = self._shares.received.get(buffer, (None, elements))
-                kernel = ReceivePackets((elements,), (Arg(UINT64), taken))
+                kernel = ReceivePackets((elements,), (Arg(dtype), taken))
                 strides = () if reader is None else (elements, elements)
                 yield _Step(kernel, (self._sent[buffer], held), None, level, reader, strides)
         operands: list[LoweredBuffer | _Value] = []
@@ -243,10 +244,10 @@ class Assembly:
         for value, numbers in uses.items():
             if value.kind is SpaceKind.PACKETS:
                 spaces[value] = Space(value.kind, packets)
-                packets += value.size
+                packets += _whole(value.size)
                 continue
             live = [found for found in live if found[0] >= numbers[0]]
-            size, start = -(-value.size // _ALIGNMENT) * _ALIGNMENT, 0
+            size, start = _whole(value.size), 0
             for _, low, high in sorted(live, key=lambda found: found[1]):
                 if start + size <= low:
                     break
@@ -256,6 +257,11 @@ class Assembly:
             self._offsets[value] = start
             most = max(most, start + size)
         return spaces, most
+
+
+def _whole(nbytes: int) -> int:
+    """Bytes up to where the next value may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _weight_bytes(kernel: CudaKernel) -> int:
@@ -328,10 +334,15 @@ def _in_order(steps: Sequence[_Step]) -> list[_Step]:
     for _, together in groupby(sorted(steps, key=place), key=place):
         group = list(together)
         if isinstance(group[0].kernel, ReceivePackets):
-            readers = dict.fromkeys(step.reader for step in group)
-            group = [_received([s for s in group if s.reader is reader]) for reader in readers]
+            keys = dict.fromkeys(map(_received_as, group))
+            group = [_received([s for s in group if _received_as(s) == key]) for key in keys]
         ordered += group
     return ordered
+
+
+def _received_as(step: _Step) -> tuple[Call | None, DType]:
+    """The key by which steps receive values together."""
+    return step.reader, step.kernel.args[0].dtype
 
 
 def _received(steps: Sequence[_Step]) -> _Step:

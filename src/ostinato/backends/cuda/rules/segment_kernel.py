@@ -32,7 +32,7 @@ class Space:
 
     Attributes:
         kind: see :class:`SpaceKind`.
-        offset: in the memory of its kind: bytes, or packets.
+        offset: in the memory of its kind, in bytes.
     """
 
     kind: SpaceKind

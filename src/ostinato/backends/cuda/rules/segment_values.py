@@ -3,7 +3,8 @@
 A value in global memory is behind a barrier of the whole grid, which costs more than most parts.
 There are three ways around it. A small part is run by every block for itself, and its results stay
 in shared memory. The result of a product may be read, tile by tile, on the block that computed the
-tile. And short results travel in packets, each element with a flag, to blocks that wait for them.
+tile. And short results travel in packets, whose elements show that they are there, to blocks that
+wait for them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.dtypes import FLOAT32
+from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import Load, Store, max_extent
@@ -210,8 +211,7 @@ def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
     return (
         few
         and all(isinstance(size, int) for size in shape)
-        and buffer.type.dtype.itemsize <= 4
-        and buffer.type.dtype.is_float
+        and buffer.type.dtype in (FLOAT32, FLOAT16, BFLOAT16)
         and 0 < elements <= _PACKET_ELEMENTS
         and _is_short(buffer)
         and call.buffers.count(buffer) == 1

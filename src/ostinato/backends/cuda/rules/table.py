@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.common.called_experts import ExpertProgram, with_origins
 from ostinato.backends.cuda.kernel import CudaLoopNest, CudaSizeStep
 from ostinato.backends.cuda.rules.split_reductions import split_reduction
+from ostinato.backends.cuda.rules.unread import without_unread
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
-    from ostinato.lower.program import Call
+    from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules import sums_of_products
     from ostinato.lower.rules.table import Rule
@@ -122,17 +123,24 @@ def lower_for_cuda(
     if settings.library is not None:
         table = _with_library(table, settings)
     program, refused = lower(graph, table, settings.shared, variables, facts)
-    calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
+    of_experts = {layer.ids for layer in layers.called}
+    read = without_unread(program.calls, _needed(program) | of_experts)
+    calls = [done for call in read for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
     called = with_origins(layers.called, replace(program, calls=calls))
     if settings.segments:
-        leaves = (program.outputs, program.states, program.next_states, program.live_sizes)
-        kept = program.kept.union(*(found.values() for found in leaves))
+        kept = _needed(program)
         found = segments.SegmentSettings(
             settings.stream_weights, settings.exchange, settings.segment_experts
         )
         calls = segments.form_segments(calls, kept, found)
     return ExpertProgram.of(program, calls, prepare, called, layers.resident), refused
+
+
+def _needed(program: Program) -> frozenset[LoweredBuffer]:
+    """The buffers that are read after the program's calls."""
+    leaves = (program.outputs, program.states, program.next_states, program.live_sizes)
+    return program.kept.union(*(found.values() for found in leaves))
 
 
 class _ExpertLayers:
@@ -189,6 +197,7 @@ def _with_library(table: RuleTable, settings: CudaLowering) -> RuleTable:
         rules=rules,
         multi_root=products.horizontally if settings.shared.in_place else None,
         by_library=library.suits,
+        library_epilogue=library.adds_bias,
     )
 
 

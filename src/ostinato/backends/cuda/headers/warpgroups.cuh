@@ -1,0 +1,150 @@
+// Products of matrices in shared memory by the tensor cores of a group of four warps.
+#pragma once
+#include "products.cuh"
+
+namespace ost {
+
+// Matrices are in panels of 64 elements, 128 bytes, a line: its chunks of 16 bytes are swapped by
+// the number of the line, so that a column of chunks lies in different banks. The first line of a
+// panel is at a multiple of 1024 bytes. A panel is along the products of a sum, with a line for each
+// row of the left operand or column of the right one; or along columns, with a line for each product.
+
+// Elements of a line.
+constexpr int panel = 64;
+
+// The place of an element.
+inline int in_panel(int line, int place) { return line * panel + (place ^ line % 8 * 8); }
+
+#ifdef __CUDA_ARCH__
+// The description of panels for tensor cores: lines in groups of eight that are 1024 bytes apart,
+// and panels that are `apart` elements apart.
+inline unsigned long long panels_at(const unsigned short* first, int apart) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(first);
+    return (unsigned long long)(address >> 4 & 0x3FFF) | (unsigned long long)(apart / 8) << 16
+        | 64ull << 32 | 1ull << 62;
+}
+#endif
+
+// Makes what this thread has written to shared memory visible to the tensor cores' own reads.
+inline void show_to_tensor_cores() {
+#ifdef __CUDA_ARCH__
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Begins products whose sums this thread has read or written.
+inline void group_begin() {
+#ifdef __CUDA_ARCH__
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Ends a batch of products.
+inline void group_commit() {
+#ifdef __CUDA_ARCH__
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Waits until at most N batches of products are under way.
+template <int N>
+inline void group_wait() {
+#ifdef __CUDA_ARCH__
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// Keeps what is done with sums in front of `group_begin` or behind `group_wait`, where this stands
+// between them.
+inline void group_registers(float& sum) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+f"(sum)::"memory");
+#endif
+}
+template <class T, int Count>
+inline void group_registers(T (&sums)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; i++) group_registers(sums[i]);
+}
+
+#ifdef __CUDA_ARCH__
+#define OST_TILE(J) "+f"(sums[J][0]), "+f"(sums[J][1]), "+f"(sums[J][2]), "+f"(sums[J][3])
+#define OST_GROUP_64(FORMAT, OPERANDS, ...)                                                        \
+    asm volatile(                                                                                  \
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, 1, 0;\n"                                           \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." FORMAT "." FORMAT " {"                       \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
+        "%30, %31"                                                                                 \
+        "}, " OPERANDS ";\n}"                                                                      \
+        : OST_TILE(0), OST_TILE(1), OST_TILE(2), OST_TILE(3),                                      \
+          OST_TILE(4), OST_TILE(5), OST_TILE(6), OST_TILE(7)                                       \
+        : __VA_ARGS__)
+#define OST_GROUP_128(FORMAT, OPERANDS, ...)                                                       \
+    asm volatile(                                                                                  \
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, 1, 0;\n"                                           \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." FORMAT "." FORMAT " {"                      \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
+        "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "                   \
+        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, "                   \
+        "%58, %59, %60, %61, %62, %63"                                                             \
+        "}, " OPERANDS ";\n}"                                                                      \
+        : OST_TILE(0), OST_TILE(1), OST_TILE(2), OST_TILE(3),                                      \
+          OST_TILE(4), OST_TILE(5), OST_TILE(6), OST_TILE(7),                                      \
+          OST_TILE(8), OST_TILE(9), OST_TILE(10), OST_TILE(11),                                    \
+          OST_TILE(12), OST_TILE(13), OST_TILE(14), OST_TILE(15)                                   \
+        : __VA_ARGS__)
+#define OST_GROUP(FORMAT, NAME)                                                                    \
+    template <bool ByRows>                                                                         \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[8][4], unsigned long long a, unsigned long long b, FORMAT                    \
+    ) {                                                                                            \
+        if constexpr (ByRows) OST_GROUP_64(NAME, "%32, %33, adds, 1, 1, 0, 1", "l"(a), "l"(b));    \
+        else OST_GROUP_64(NAME, "%32, %33, adds, 1, 1, 0, 0", "l"(a), "l"(b));                     \
+    }                                                                                              \
+    template <bool ByRows>                                                                         \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[16][4], unsigned long long a, unsigned long long b, FORMAT                   \
+    ) {                                                                                            \
+        if constexpr (ByRows) OST_GROUP_128(NAME, "%64, %65, adds, 1, 1, 0, 1", "l"(a), "l"(b));   \
+        else OST_GROUP_128(NAME, "%64, %65, adds, 1, 1, 0, 0", "l"(a), "l"(b));                    \
+    }
+OST_GROUP(float16_format, "f16")
+OST_GROUP(bfloat16_format, "bf16")
+#undef OST_GROUP
+#undef OST_GROUP_64
+#undef OST_GROUP_128
+#undef OST_TILE
+#endif
+
+// Adds the product of 64 rows of 16 elements and 16 rows of 8 `Tiles` columns to the group's sums;
+// each warp has 16 rows, and each tile is as `multiply_tiles` has it. The group goes on meanwhile.
+// `left` and `right` are the first line of panels, and the products begin at `k`. Where the right
+// panels are by rows, `apart` elements are between their first ones.
+template <bool ByRows, int Tiles, class Format>
+inline void multiply_group(
+    float (&sums)[Tiles][4], const unsigned short* left, const unsigned short* right, int k,
+    int apart, Format format
+) {
+#ifdef __CUDA_ARCH__
+    const unsigned short* const first = right + (ByRows ? k * panel : k);
+    multiply_panels<ByRows>(sums, panels_at(left + k, 0), panels_at(first, apart), format);
+#else
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    for (int j = 0; j < Tiles; j++) {
+        for (int e = 0; e < 4; e++) {
+            const int row = warp * 16 + lane / 4 + e / 2 * 8, column = j * 8 + lane % 4 * 2 + e % 2;
+            for (int i = k; i < k + 16; i++) {
+                const unsigned short* const from =
+                    ByRows ? right + column / panel * apart + in_panel(i, column % panel)
+                           : right + in_panel(column, i);
+                const float x = format.value(left[in_panel(row, i)]);
+                sums[j][e] = fmaf(x, format.value(*from), sums[j][e]);
+            }
+        }
+    }
+#endif
+}
+
+}  // namespace ost
