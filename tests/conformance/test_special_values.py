@@ -121,11 +121,10 @@ def session(device: str) -> ost.Session:
 
 
 def flushed(array: Array) -> Array:
-    """The array with zeros of the same sign in place of its subnormal numbers."""
+    """The array with zeros of the same sign in place of numbers that are subnormal in float32."""
     if array.dtype.kind not in "fV":
         return array
-    info = ml_dtypes.finfo(array.dtype)
-    small = np.abs(array.astype(np.float64)) < float(info.tiny)
+    small = np.abs(array.astype(np.float64)) < float(np.finfo(np.float32).tiny)
     return np.where(small, np.copysign(np.zeros_like(array), array), array).astype(array.dtype)
 
 

@@ -49,7 +49,7 @@ class InstalledPackage:
 
     @functools.cached_property
     def contents(self) -> str:
-        """A digest of the Python sources that may shape code, the same for equal ones anywhere.
+        """A digest of the sources that may shape code, the same for equal ones anywhere.
 
         All sources may, except those in :data:`ABOVE_CODE`.
         Equal to that of no other process if the sources have changed since they were imported.
@@ -59,7 +59,7 @@ class InstalledPackage:
         digest = hashlib.sha256()
         try:
             for name in self._files:
-                if name.endswith(".py") and name.split(os.sep)[1] not in ABOVE_CODE:
+                if name.endswith((".py", ".wgsl")) and name.split(os.sep)[1] not in ABOVE_CODE:
                     with open(self._folder + name, "rb") as file:
                         data = file.read()
                     digest.update(f"{name.replace(os.sep, '/')} {len(data)} ".encode())
@@ -95,7 +95,7 @@ def _stamps(folder: str) -> dict[str, tuple[int, int, int]]:
 def _modules(folder: str) -> Iterator[tuple[str, tuple[int, int, int]]]:
     with os.scandir(folder) as listing:
         for entry in listing:
-            if entry.name.endswith((".py", ".so", ".pyd")):
+            if entry.name.endswith((".py", ".wgsl", ".so", ".pyd")):
                 status = entry.stat()
                 yield entry.path, (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             elif entry.name != "__pycache__" and entry.is_dir():

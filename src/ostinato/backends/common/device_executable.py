@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.backends.common.expert_layers import ExpertLayers
 from ostinato.backends.common.program_executable import ProgramExecutable, SlotProgram
 from ostinato.backends.common.program_image import Slot
+from ostinato.ir.stored import elements
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import NOTHING, Submission, arrays_touched
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.live_sizes import LiveSizes
-    from ostinato.backends.common.program_image import ProgramPreparation
-    from ostinato.backends.common.program_memory import ProgramMemory
+    from ostinato.backends.common.program_executable import CompiledProgram
+    from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
+    from ostinato.backends.common.program_memory import BlockKind, ProgramMemory
+    from ostinato.backends.common.weights import Weights
+    from ostinato.ir.stored import ParamSource
     from ostinato.plan.buffer import Storage
 
 __all__ = ["DeviceExecutable", "DeviceMemory", "DeviceProgram"]
@@ -81,7 +85,26 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
 
     Weights, states and intermediate values are on the device. Inputs and outputs are copied from
     and to the caller's arrays.
+
+    Args:
+        image, kind, context, params, compilation: see there.
+        siblings: executables of the same model at other sizes, to share weights with; ``None``:
+            there will be none.
     """
+
+    def __init__(
+        self,
+        image: ProgramImage[S],
+        kind: BlockKind[M],
+        context: C,
+        params: Mapping[str, ParamSource],
+        compilation: Callable[[], CompiledProgram],
+        siblings: Sequence[Self] | None = None,
+    ) -> None:
+        self._weight_form = None if siblings is None else image.weight_form()
+        self._siblings = tuple(siblings or ())
+        super().__init__(image, kind, context, params, compilation)
+        self._siblings = ()
 
     # -- what a device hands in --------------------------------------------------------------------
 
@@ -117,6 +140,27 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
         self._experts.clear()
 
     # -- params and states -------------------------------------------------------------------------
+
+    def _shared_weights(self, params: Mapping[str, ParamSource]) -> Weights[M, S] | None:
+        for other in self._siblings:
+            if other._weight_form == self._weight_form and not other.unset:
+                with other.memory.guard:
+                    alike = params.keys() == other._image.params.keys()
+                    if alike and all(other._holds(*param) for param in params.items()):
+                        other.memory.check_open()
+                        return other.memory.weights.share()
+        return None
+
+    def _holds(self, name: str, source: ParamSource) -> bool:
+        """Whether a param has these contents."""
+        weights = self.memory.weights
+        if name in weights.unpacked:
+            return weights.unpacked.holds(name, source)
+        nbytes, location = self._image.params[name]
+        assert location is not None
+        held = memoryview(bytearray(nbytes))
+        weights.block.memory.read(location[1], held)
+        return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[ProgramPreparation[S]]) -> None:
         """Copy arrays into params, then prepack; non-retained params are only prepacked."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.variables import Dim
 
-__all__ = ["build_image", "external_bytes"]
+__all__ = ["build_image", "external_bytes", "with_results_on_host"]
 
 AnyImage = TypeVar("AnyImage", bound=ProgramImage[Any])
 
@@ -90,6 +90,18 @@ def build_image(
         routings=tuple(routings),
         live_sizes={name: layout.locations[b][1] for name, b in program.live_sizes.items()},
     )
+
+
+def with_results_on_host(image: AnyImage) -> AnyImage:
+    """An image whose results, where they are not returned, have memory of the host.
+
+    The arena has intermediate values only, and the offsets of results begin at 0.
+    """
+    arena = image.intermediate_bytes
+    sizes = list(image.sizes)
+    sizes[Slot.ARENA] = arena
+    results = tuple(offset - arena for offset in image.results)
+    return image._replace(sizes=tuple(sizes), results=results)
 
 
 def external_bytes(buffer: LoweredBuffer) -> Dim:

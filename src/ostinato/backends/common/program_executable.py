@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.backends.common.program_memory import BlockKind
+    from ostinato.backends.common.weights import Weights
     from ostinato.ir.facts import Fact
     from ostinato.ir.stored import ParamSource
     from ostinato.lower.loopir.kernel import Kernel
@@ -114,16 +115,22 @@ class ProgramExecutable(Executable, Generic[M, S, P, C]):
         self._context = context
         self._compilation = compilation
         self._lent: dict[Slot | str, Storage] = {}
-        self._start(ProgramMemory(image, kind))
+        shared = self._shared_weights(params)
+        self._start(ProgramMemory(image, kind, shared))
         for name in image.states:
             self.write_state(name, None)
-        self.memory.weights.write_first(params, self._write)
+        if shared is None:
+            self.memory.weights.write_first(params, self._write)
 
     # -- what a device hands in --------------------------------------------------------------------
 
     @abstractmethod
     def _new_program(self) -> P:
         """The program that runs on :attr:`memory`."""
+
+    def _shared_weights(self, params: Mapping[str, ParamSource]) -> Weights[M, S] | None:
+        """The weights of another executable that has the same ones in the same form."""
+        return None
 
     @abstractmethod
     def _host_memory(self, nbytes: int) -> memoryview:

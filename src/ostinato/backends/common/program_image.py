@@ -195,6 +195,23 @@ class ProgramImage(NamedTuple, Generic[S]):
         """The cache entry that :meth:`from_entry` takes."""
         return _plain(self)
 
+    def weight_form(self) -> object:
+        """The form of the weights, and how they are brought into it: equal if both are the same.
+
+        Constants that steps read count by their contents.
+        """
+        constants = {offset: bytes(data) for offset, data in self.constants}
+        steps: list[object] = []
+        for part in self.preparations:
+            for step in part.steps:
+                plain: Any = step
+                read = [
+                    constants.get(offset, offset) if slot == Slot.CONSTANTS else (slot, offset)
+                    for slot, offset in plain.arguments
+                ]
+                steps.append((part.params, plain._replace(arguments=()), read))
+        return self.sizes[Slot.WEIGHTS], self.params, steps
+
     def same_program(self, other: ProgramImage[S]) -> bool:
         """Whether a run of the other does the same, but for what constants hold.
 

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.called_experts import routings
-from ostinato.backends.common.image_builder import build_image, external_bytes
+from ostinato.backends.common.image_builder import build_image, external_bytes, with_results_on_host
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, Slot
 from ostinato.backends.common.report_notes import note_kernels
@@ -59,11 +59,7 @@ class Compilation:
 
     @cached_property
     def image(self) -> Image:
-        """The compiled program: all that a run needs.
-
-        Its arena has intermediate values only; results that are not returned have memory of the
-        host, where their offsets begin at 0.
-        """
+        """The compiled program: all that a run needs."""
         objects = self.code.objects.items()
         image = build_image(
             Image,
@@ -73,14 +69,8 @@ class Compilation:
             size_symbol=_size_text,
             routings=routings(self.lowered.program.called, self.lowered.layout),
         )
-        arena = image.intermediate_bytes
-        sizes = list(image.sizes)
-        sizes[Slot.ARENA] = arena
-        return image._replace(
-            sizes=tuple(sizes),
-            results=tuple(offset - arena for offset in image.results),
-            extents=self._extents() if arena >= LARGE and image.variables else (),
-        )
+        in_parts = image.intermediate_bytes >= LARGE and image.variables
+        return with_results_on_host(image)._replace(extents=self._extents() if in_parts else ())
 
     def _extents(self) -> tuple[tuple[int, int | str], ...]:
         """The parts of the arena that runs use; see :class:`ProgramImage`."""

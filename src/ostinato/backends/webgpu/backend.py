@@ -79,8 +79,11 @@ class WebGpuBackend(Backend):
         experts: ExpertsInFile | None = None,
         siblings: Sequence[Executable] | None = None,
     ) -> WebGpuExecutable:
+        near = None
+        if siblings is not None:
+            near = [sibling for sibling in siblings if isinstance(sibling, WebGpuExecutable)]
         if not options.stored_programs:
-            return self._executable(self._compile(graph, options, progress), params)
+            return self._executable(self._compile(graph, options, progress), params, near)
         target = f"{self.device.kind} {self.gpu.target.identity}"
         stored = StoredProgram(graph, options, Image, target, partial(self._recompile, options))
         image = stored.image
@@ -88,11 +91,11 @@ class WebGpuBackend(Backend):
         if image is None or code is None:
             compiled = self._compile(graph, options, progress)
             stored.keep(compiled.image)
-            return self._executable(compiled, params)
+            return self._executable(compiled, params, near)
         if progress is not None:
             for done in range(len(image.objects)):
                 progress(done + 1, len(image.objects))
-        return WebGpuExecutable(image, code, self.context, params, stored.compilation)
+        return WebGpuExecutable(image, code, self.context, params, stored.compilation, near)
 
     def _compile(
         self,
@@ -112,11 +115,16 @@ class WebGpuBackend(Backend):
         return self._compile(graph, options, built=built)
 
     def _executable(
-        self, compiled: Compilation, params: Mapping[str, ParamSource]
+        self,
+        compiled: Compilation,
+        params: Mapping[str, ParamSource],
+        siblings: Sequence[WebGpuExecutable] | None,
     ) -> WebGpuExecutable:
         with compiled.lowered.report.timed("memory"):
             code = compiled.loaded(self.gpu, self._host)
-            return WebGpuExecutable(compiled.image, code, self.context, params, lambda: compiled)
+            return WebGpuExecutable(
+                compiled.image, code, self.context, params, lambda: compiled, siblings
+            )
 
 
 class VulkanBackend(WebGpuBackend):

@@ -27,6 +27,7 @@ CAPABILITIES = Capabilities(
     single_ops=True,
     inouts=True,
     row_limits=True,
+    shared_weights=True,
     expert_residency=True,
 )
 

@@ -6,9 +6,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.called_experts import routings
-from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.image_builder import build_image, with_results_on_host
 from ostinato.backends.common.lowered_graph import lower_graph
-from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.webgpu.arguments import Arguments
 from ostinato.backends.webgpu.capabilities import CAPABILITIES, lowering_options
@@ -68,11 +67,7 @@ class Compilation:
 
     @cached_property
     def image(self) -> Image:
-        """The compiled program: all that a run needs.
-
-        Its arena has intermediate values only; results that are not returned have memory of the
-        host, where their offsets begin at 0.
-        """
+        """The compiled program: all that a run needs."""
         image = build_image(
             Image,
             self.lowered,
@@ -80,14 +75,8 @@ class Compilation:
             size_symbol=_size_text,
             routings=routings(self.lowered.program.called, self.lowered.layout),
         )
-        arena = image.intermediate_bytes
-        sizes = list(image.sizes)
-        sizes[Slot.ARENA] = arena
-        return image._replace(
-            objects=tuple(object_codes(self.shaders, self.code.machine_code)),
-            sizes=tuple(sizes),
-            results=tuple(offset - arena for offset in image.results),
-        )
+        objects = tuple(object_codes(self.shaders, self.code.machine_code))
+        return with_results_on_host(image)._replace(objects=objects)
 
     def loaded(self, gpu: Gpu, host: HostKernels) -> LoadedCode:
         """The code of the image, ready to run."""

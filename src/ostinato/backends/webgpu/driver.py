@@ -17,8 +17,8 @@ from ostinato.backends.webgpu.native import (
     DriverFailure,
     failures,
     library,
-    map_callback,
     native_api,
+    new_map_callback,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class WebGpuDevice:
         self._in_flight: deque[int] = deque()
         self._written = 0
         self._guard = threading.Lock()
-        self._polling = threading.Lock()  # else a mapped buffer may be gone while its callback runs
+        self._mapped = new_map_callback()  # kept: the library has its address only
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
         self._uniform_layout = self._layout(
             [{"type": "uniform", "has_dynamic_offset": True}, {"type": "uniform"}]
@@ -306,7 +306,7 @@ class WebGpuDevice:
     def wait(self, index: int) -> None:
         """Wait until a submission is done."""
         native = native_api()
-        with self._polling, failures("waiting"):
+        with failures("waiting"):
             native.lib.wgpuDevicePoll(
                 self._handle, True, native.ffi.new("WGPUSubmissionIndex *", index)
             )
@@ -325,7 +325,7 @@ class WebGpuDevice:
         outcome: list[int] = []
         keep = ffi.new_handle(outcome)
         info = ffi.new("WGPUBufferMapCallbackInfo *")
-        info.mode, info.callback = lib.WGPUCallbackMode_AllowSpontaneous, map_callback()
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowSpontaneous, self._mapped
         info.userdata1 = keep
         with failures("mapping a buffer"):
             lib.wgpuBufferMapAsync(staging._internal, lib.WGPUMapMode_Read, 0, nbytes, info[0])

@@ -41,6 +41,7 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
         context: the device's command queue.
         params: contents of the params.
         compilation: returns the compilation of the program, for plans, reports and messages.
+        siblings: see the class above.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
         context: WebGpuContext,
         params: Mapping[str, ParamSource],
         compilation: Callable[[], Compilation],
+        siblings: Sequence[WebGpuExecutable] | None = None,
     ) -> None:
         self._code = code
         self._compiled = compilation
         self._leading_rows: dict[int, LeadingRows] = {}
         self._nodes_of = lambda position: compilation().nodes_of(position)
         blocks = Blocks(context.gpu, "a compiled graph")
-        super().__init__(image, blocks, context, params, compilation)
+        super().__init__(image, blocks, context, params, compilation, siblings)
 
     def _start(self, memory: ProgramMemory[DeviceBlock, AnyStep]) -> None:
         super()._start(memory)

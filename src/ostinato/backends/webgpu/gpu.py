@@ -86,8 +86,7 @@ class Gpu:
             part = min(part, self._most_part_bytes)
         return WebGpuTarget(
             subgroups="subgroup" in features,
-            # Mesa's software adapter has the instructions, but miscompiles what they convert.
-            halves="shader-f16" in features and self._driver.adapter.kind != "CPU",
+            halves="shader-f16" in features,
             threads=limits["max-compute-invocations-per-workgroup"],
             shared_bytes=limits["max-compute-workgroup-storage-size"],
             bindings=limits["max-storage-buffers-per-shader-stage"],

@@ -11,7 +11,7 @@ from ostinato.errors import DeviceUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DriverFailure", "failures", "library", "map_callback", "native_api"]
+__all__ = ["DriverFailure", "failures", "library", "native_api", "new_map_callback"]
 
 #: Interfaces of the system that the library looks at. OpenGL lacks much of what kernels use.
 _INTERFACES = ("Metal", "DX12", "Vulkan")
@@ -86,9 +86,11 @@ def failures(doing: str) -> Iterator[None]:
         )
 
 
-@functools.cache
-def map_callback() -> Any:
-    """The function that the library calls when a buffer is mapped: it notes the outcome."""
+def new_map_callback() -> Any:
+    """A function that the library calls when a buffer is mapped: it notes the outcome.
+
+    It has to be kept as long as the library may call it.
+    """
     native = native_api()
 
     @native.ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]

@@ -9,6 +9,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.webgpu.gpu import Gpu
+from ostinato.records import replace
 
 #: Ranges, and functions of NumPy.
 FUNCTIONS = {
@@ -99,3 +100,40 @@ def test_quotients(session: ost.Session) -> None:
     (found,) = session.compile(graph).run({"x": x, "y": y})
     software = Gpu.opened(session.device).driver.adapter.kind == "CPU"
     np.testing.assert_array_max_ulp(found, x / y, maxulp=1 if software else 0)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_conversions_of_halves_are_exact(
+    session: ost.Session, monkeypatch: pytest.MonkeyPatch, halves: bool
+) -> None:
+    """Of every half, and of floats near and beyond them; subnormal ones too."""
+    gpu = Gpu.opened(session.device)
+    monkeypatch.setitem(gpu.__dict__, "target", replace(gpu.target, halves=halves))
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    every = every[~np.isnan(every)]
+    wide = every.astype(np.float32)
+    near = np.concatenate([wide * np.float32(f) for f in (1, 1.0004, 0.9997, 1.00049)])
+    ends = np.array([65519.996, 65520, 1e9, -np.inf, 2**-25, 3 * 2**-26, 2**-149], np.float32)
+    x = np.concatenate([near, ends])
+    graph = ost.Graph("halves")
+    narrowed = graph.cast(graph.input("x", x.shape), "float16")
+    graph.set_outputs([narrowed, graph.cast(narrowed, "float32")])
+    widened = ost.Graph("widened")
+    widened.set_outputs([widened.cast(widened.input("x", every.shape, "float16"), "float32")])
+    with np.errstate(over="ignore"):
+        truth = x.astype(np.float16)
+    found = session.compile(graph).run({"x": x})
+    np.testing.assert_array_equal(found[0].view(np.uint16), truth.view(np.uint16))
+    np.testing.assert_array_equal(found[1], truth.astype(np.float32))
+    (back,) = session.compile(widened).run({"x": every})
+    np.testing.assert_array_equal(back.view(np.uint32), wide.view(np.uint32))
+
+
+def test_a_tangent_of_a_quotient(session: ost.Session) -> None:
+    """Signs are copied right by compilers that look through quotients, too."""
+    x = np.random.default_rng(0).normal(size=(11, 70)).astype(np.float32)
+    graph = ost.Graph("quotient")
+    operand = graph.input("x", x.shape)
+    graph.set_outputs([graph.tanh(graph.sum(operand * operand, 1) / 5.0)])
+    (found,) = session.compile(graph).run({"x": x})
+    np.testing.assert_allclose(found, np.tanh((x.astype(np.float64) ** 2).sum(1) / 5), rtol=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -131,3 +133,31 @@ def test_tensors_across_more_buffers_than_a_kernel_binds(
         ost.UnsupportedOpError, match=r"matmul_.*: this adapter cannot run .*buffers"
     ):
         small.compile(g, params, options=ost.CompileOptions(stored_programs=False))
+
+
+def test_threads_that_read_first_do_so_at_once() -> None:
+    """In a process of its own: no buffer was mapped before."""
+    script = """
+import threading
+import numpy as np
+import ostinato as ost
+
+executor, start = ost.GraphExecutor("webgpu"), threading.Barrier(8)
+buffers = [executor.buffer(np.full(64, number, np.float32)) for number in range(8)]
+found = {}
+
+def read(number):
+    start.wait()
+    for _ in range(20):
+        found[number] = buffers[number].copyout()
+
+threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert all((found[number] == number).all() for number in range(8))
+"""
+    if not ost.is_available("webgpu"):
+        pytest.skip("there is no WebGPU adapter, or no package wgpu")
+    subprocess.run([sys.executable, "-c", script], check=True)

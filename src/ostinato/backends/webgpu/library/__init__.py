@@ -47,17 +47,18 @@ _SPLITS: dict[str, Sequence[float]] = {
     "HALF_PI": table.HALF_PI_F32,
 }
 
-#: Conversions by the device's own instructions; the others of these names are by integers.
-_HALVES = {
-    "float16_bits": (
-        "fn float16_bits(x: f32) -> u32 { return pack2x16float(vec2<f32>(x, 0.0)); }\n"
-    ),
-    "from_float16": "fn from_float16(code: u32) -> f32 { return unpack2x16float(code).x; }\n",
-    "round_float16": (
-        "fn round_float16(x: f32) -> f32 {\n"
-        "    return unpack2x16float(float16_bits(x) | kept_zero).x;\n}\n"
-    ),
+#: Conversions by instructions, which may take what is subnormal in 16 bits for zero; the others of
+#: these names are by integers.
+_HALVES = """\
+fn float16_bits(x: f32) -> u32 {
+    let magnitude = bitcast<u32>(x) & 0x7FFFFFFFu;
+    let sign = (bitcast<u32>(x) >> 16u) & 0x8000u;
+    let small = sign | (bitcast<u32>(float_of(magnitude) + 0.5) - 0x3F000000u);
+    return select(pack2x16float(vec2<f32>(x, 0.0)), small, magnitude < 0x38800000u);
 }
+fn from_float16(code: u32) -> f32 { return pair_of_halves(code).x; }
+fn round_float16(x: f32) -> f32 { return from_float16(float16_bits(x) | kept_zero); }
+"""
 
 
 def needed(source: str, *, halves: bool = False) -> str:
@@ -69,7 +70,7 @@ def needed(source: str, *, halves: bool = False) -> str:
     """
     known, found, waiting = declarations(), set[str](), [source]
     if halves:
-        known = {**known, **_HALVES}
+        known = {**known, **_parts(_HALVES)}
     while waiting:
         for word in set(_WORD.findall(waiting.pop())):
             if word in known and word not in found:

@@ -49,8 +49,10 @@ fn sign_f32(x: f32) -> f32 {
     return select(signed, x, is_nan(x));
 }
 
+// A choice: LLVM 15 gets two masks beside a choice wrong, and so does Mesa's software adapter.
 fn copysign_f32(x: f32, y: f32) -> f32 {
-    return float_of((bitcast<u32>(x) & 0x7FFFFFFFu) | (bitcast<u32>(y) & 0x80000000u));
+    let magnitude = bitcast<u32>(x) & 0x7FFFFFFFu;
+    return float_of(select(magnitude, magnitude | 0x80000000u, bitcast<i32>(y) < 0));
 }
 
 fn absolute_f32(x: f32) -> f32 { return float_of(bitcast<u32>(x) & 0x7FFFFFFFu); }
@@ -184,6 +186,15 @@ fn bfloat16_bits(x: f32) -> u32 {
 }
 
 fn from_bfloat16(code: u32) -> f32 { return float_of(code << 16u); }
+
+// The halves of a word. The built-in function may take what is subnormal for zero.
+fn pair_of_halves(word: u32) -> vec2<f32> {
+    let magnitudes = vec2<u32>(word & 0x7FFFu, (word >> 16u) & 0x7FFFu);
+    let signs = vec2<u32>(word << 16u, word) & vec2<u32>(0x80000000u);
+    let above = bitcast<vec2<f32>>((magnitudes << vec2<u32>(13u)) | vec2<u32>(0x38800000u));
+    let small = bitcast<vec2<u32>>(above - vec2<f32>(6.103515625e-05)) | signs;
+    return select(unpack2x16float(word), bitcast<vec2<f32>>(small), magnitudes < vec2<u32>(0x400u));
+}
 
 fn round_float16(x: f32) -> f32 { return from_float16(float16_bits(x)); }
 fn round_bfloat16(x: f32) -> f32 { return from_bfloat16(bfloat16_bits(x)); }

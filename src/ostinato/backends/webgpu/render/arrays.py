@@ -234,7 +234,9 @@ class KernelArrays:
                 bits = f"extractBits({bits}, {place}u, {dtype.bits}u)"
             lanes.append(from_bits(bits, dtype))
         if dtype == FLOAT16:
-            lanes = [f"unpack2x16float({name}).{part}" for name in names for part in "xy"]
+            for pair, name in enumerate(names):
+                head += f"    let h{pair} = pair_of_halves({name});\n"
+            lanes = [f"h{pair}.{part}" for pair in range(len(names)) for part in "xy"]
         return f"{head}    return vec4<{type_}>({', '.join(lanes)});\n}}\n"
 
     def _writes(self, number: int, dtype: DType, type_: str, at: str) -> dict[str, str]:

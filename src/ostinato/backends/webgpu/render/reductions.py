@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RunningReduction", "combined"]
 
+#: Threads that share a point up to which they exchange values by subgroups: with more, workgroup
+#: memory alone is faster.
+_MOST_BY_LANES = 128
+
 #: The function that takes a value into a result so far.
 _FUNCTIONS = {
     "sum": "add",
@@ -97,7 +101,7 @@ class RunningReduction:
             threads: of a workgroup.
             arrays: in workgroup memory, with an element for each thread.
         """
-        if self.code.shares_lanes(members, threads):
+        if members <= _MOST_BY_LANES and self.code.shares_lanes(members, threads):
             self._across_lanes(members, arrays)
         else:
             self._by_halves(members, arrays)
