@@ -10,11 +10,13 @@ import select
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from ostinato.tools.chat import Chat, run_chat
 from ostinato.tools.cli import app
 from tests.llm.tiny_llm import write_llm
 
@@ -133,9 +135,24 @@ class Terminal:
             self.shown += os.read(self._terminal, 1 << 12).decode(errors="replace")
         self._read = place + len(text)
 
+    def wait_for_more(self, seconds: float = 120) -> None:
+        """Read until anything is shown behind what was waited for before."""
+        if len(self.shown) == self._read:
+            ready, _, _ = select.select([self._terminal], [], [], seconds)
+            assert ready, f"nothing is shown behind {self.shown[-500:]!r}"
+            self.shown += os.read(self._terminal, 1 << 12).decode(errors="replace")
+
     def type(self, text: str) -> None:
         """Press keys."""
         os.write(self._terminal, text.encode())
+
+    def interrupt_until(self, text: str) -> None:
+        """Press Ctrl-C, again where Python's line editor saw none as it began to wait for keys."""
+        for _ in range(60):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                return self.wait_for(text, seconds=2)
+        raise AssertionError(f"{text!r} is not shown: {self.shown[-500:]!r}")
 
     def close(self) -> int:
         """Wait for the end of the program; its exit code."""
@@ -147,24 +164,47 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
 
+def test_an_interrupt_before_an_answer_does_not_end_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = []
+
+    class Interrupted(Chat):
+        def __init__(self, *args: Any) -> None:
+            pass
+
+        def take(self, line: str) -> bool:
+            taken.append(line)
+            if line == "hello":
+                raise KeyboardInterrupt
+            return line != "/exit"
+
+    lines = iter(["hello", "again", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("ostinato.tools.chat.Chat", Interrupted)
+    run_chat(None, None, {})  # type: ignore[arg-type]
+    assert taken == ["hello", "again", "/exit"]
+    assert capsys.readouterr().err.endswith("\n")
+
+
 def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: str) -> None:
     command = [sys.executable, "-m", "ostinato.tools.cli", "chat", folder, "-n", "440"]
     terminal = Terminal([*command, "--temp", "1.5", "--seed", "1", "--threads", "1"])
-    terminal.wait_for("/help lists commands")
-    terminal.wait_for("> ")
-    terminal.type("\x03")  # at the prompt, it says how to end
-    terminal.wait_for("Ctrl-D or /exit ends the chat")
-    terminal.wait_for("> ")
+    terminal.wait_for("/help lists commands; Ctrl-D ends the chat.")
+    terminal.wait_for("\r\n> ")
+    terminal.interrupt_until("Ctrl-D or /exit ends the chat")
+    terminal.wait_for("\r\n> ")
     terminal.type("hello\n")
     terminal.wait_for("hello\r\n")
+    terminal.wait_for_more()  # the answer has begun
     terminal.type("\x03")
-    terminal.wait_for("> ")
+    terminal.wait_for("\r\n> ")
     terminal.type("/stats\n")
     terminal.wait_for("tokens, seed 1")
     found = re.search(r"answer: (\d+) tokens", terminal.shown)
     assert found is not None
     assert int(found[1]) < 440
     terminal.type("/reset\n")
-    terminal.wait_for("> ")
+    terminal.wait_for("\r\n> ")
     terminal.type("\x04")
     assert terminal.close() == 0

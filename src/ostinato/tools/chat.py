@@ -39,10 +39,13 @@ def run_chat(model: LLM, system: str | None, fields: Mapping[str, Any]) -> None:
     chat = Chat(model, system, fields)
     if sys.stdin.isatty():
         sys.stderr.write("/help lists commands; Ctrl-D ends the chat.\n")
-    while (line := _read_line()) is not None:
+    while True:
         try:
-            if not chat.take(line):
+            line = _read_line()
+            if line is None or not chat.take(line):
                 return
+        except KeyboardInterrupt:  # before the answer began
+            sys.stderr.write("\n")
         except InputError as error:
             sys.stderr.write(f"error: {printable(str(error))}\n")
 
