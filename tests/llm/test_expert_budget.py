@@ -61,7 +61,13 @@ def slots_of(step: StepGraph) -> list[int]:
     return [layer.slots for layer in step.expert_layers]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+#: Kinds that ``make test-slow`` adds: of each family, another form is tried by ``make test``.
+SLOW = {"mixtral", "qwen3_moe", "gpt_oss packed", "deepseek_v3"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k in SLOW else []) for k in KINDS]
+)
 def test_budgets_change_no_bits(kind: str, tmp_path: Path):
     """From one slot for each layer, or none, to slots for all."""
     checkpoint = checkpoint_of(kind, tmp_path)
