@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.common import stored_program
 from ostinato.backends.cpu import tuner as tuning
 from ostinato.backends.cpu.backend import CpuBackend
 from ostinato.backends.cpu.capabilities import lowering_options
@@ -126,7 +127,8 @@ def test_prefetching_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return sizes[-1]
 
     monkeypatch.setattr(Tuner, "_fastest", last)
-    monkeypatch.setattr(tuning, "process_cache", lambda: ObjectCache(None))
+    for module in (tuning, stored_program):  # nothing is known from an earlier run of this test
+        monkeypatch.setattr(module, "process_cache", lambda: ObjectCache(None))
     g, feed = product(8, 513, 700)
     for switch, expected in ((True, {None, True, False}), (False, {None})):
         options = ost.CompileOptions(tune=True, prefetch=switch)
