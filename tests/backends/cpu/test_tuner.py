@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.common import stored_program
 from ostinato.backends.cpu import tuner as tuning
 from ostinato.backends.cpu.backend import CpuBackend
 from ostinato.backends.cpu.capabilities import lowering_options
@@ -127,9 +127,8 @@ def test_prefetching_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return sizes[-1]
 
     monkeypatch.setattr(Tuner, "_fastest", last)
-    for module in (tuning, stored_program):  # nothing is known from an earlier run of this test
-        monkeypatch.setattr(module, "process_cache", lambda: ObjectCache(None))
-    g, feed = product(8, 513, 700)
+    monkeypatch.setattr(tuning, "process_cache", lambda: ObjectCache(None))
+    g, feed = product(8, 513, 700 + os.getpid() % 4093)  # not stored by an earlier run
     for switch, expected in ((True, {None, True, False}), (False, {None})):
         options = ost.CompileOptions(tune=True, prefetch=switch)
         session = ost.Session("cpu", threads=1)
