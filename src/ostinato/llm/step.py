@@ -13,6 +13,7 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
+from ostinato.llm.compiling import model_options
 from ostinato.llm.device_weights import for_device
 from ostinato.llm.expert_files import CheckpointExperts
 from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
@@ -284,7 +285,7 @@ class StepGraph:
         graph, states = step_graph(checkpoint, limits, kv_dtype)
         compiled = session.compile(
             graph,
-            options=options,
+            options=model_options(session, options),
             progress=progress,
             experts=None if expert_budget is None else CheckpointExperts(checkpoint),
             expert_budget=expert_budget,
