@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu.rules.paged_attention import PagedAttentionKernel
+from ostinato.backends.cpu.rules.paged_attention import PagedAttentionKernel, SpanMergeKernel
 from ostinato.dtypes import DType
 from ostinato.ops.builder import Graph
 from ostinato.reference import evaluate
@@ -26,8 +26,8 @@ def attend(
     rows: Any = ROWS,
     heads: tuple[int, int] = (4, 2),
     depth: tuple[int, int] = (16, 24),
-    blocks: tuple[int, int] = (24, 64),
-    table: tuple[int, int] = (3, 8),
+    blocks: tuple[Any, int] = (24, 64),
+    table: tuple[Any, Any] = (3, 8),
     pool: str = "bfloat16",
     dtype: str = "float32",
     sinks: bool = False,
@@ -84,6 +84,10 @@ CASES: list[dict[str, Any]] = [
     {"pool": "int8", "sinks": True, "window": 200},
     {"pool": "int8", "heads": (3, 1), "blocks": (9, 5), "depth": (20, 33)},
     {"rows": 0},
+    {"blocks": (80, 64), "table": (2, 40), "window": 1100, "sinks": True},
+    {"blocks": (70, 64), "table": (2, 35), "heads": (4, 1), "pool": "int8", "depth": (20, 33)},
+    {"rows": 3, "blocks": (20, 64), "table": (1, 20), "dtype": "float64", "pool": "float64"},
+    {"rows": 9, "blocks": (130, 16), "table": (1, 130), "dtype": "bfloat16"},
 ]
 
 
@@ -91,7 +95,8 @@ CASES: list[dict[str, Any]] = [
 def test_paged_attention(lowered: Lowered, level: str, case: dict[str, Any]) -> None:
     g = attend(**case)
     run = lowered(g, level)
-    assert all(isinstance(kernel, PagedAttentionKernel) for kernel in run.kernels)
+    kinds = (PagedAttentionKernel, SpanMergeKernel)
+    assert all(isinstance(kernel, kinds) for kernel in run.kernels)
     known = g.inputs["q"].shape[0]
     for rows in (known,) if isinstance(known, int) else (1, 7, 80):
         arrays = arrays_of(g, rows)
@@ -128,6 +133,8 @@ def test_blocks_and_places_that_no_row_attends_to_are_not_read(lowered: Lowered)
         {"heads": (9, 3), "window": 130, "sinks": True},
         {"heads": (8, 1), "softcap": 4.0, "pool": "float32", "depth": (40, 64)},
         {"heads": (4, 4), "pool": "int8"},
+        {"heads": (3, 1), "blocks": (120, 64), "table": (3, 40)},
+        {"blocks": (120, 64), "table": (3, 40), "window": 1030, "sinks": True, "depth": (8, 70)},
     ],
     ids=str,
 )
@@ -139,7 +146,8 @@ def test_a_row_has_the_same_bits_in_any_company(
     run = lowered(g, level)
     arrays = arrays_of(g, 80)
     arrays["sequence"][:] = 1
-    arrays["position"][:] = np.arange(300, 380)
+    first = 300 if g.inputs["table"].shape[1] < 10 else 2000
+    arrays["position"][:] = np.arange(first, first + 80)
 
     def chunk(rows: Any, **instead: Array) -> Array:
         by_row = ("q", "sequence", "position")
@@ -169,6 +177,38 @@ def test_two_threads_give_the_bits_of_one() -> None:
     arrays = arrays_of(g, 80)
     results = [ost.Session("cpu", threads=count).compile(g).run(arrays)[0] for count in (1, 2)]
     np.testing.assert_array_equal(*results)
+
+
+def test_two_threads_give_the_bits_of_one_for_a_long_row() -> None:
+    """Few rows have spans of keys computed apart, many do not; both merge them in one order."""
+    g = attend(heads=(3, 1), blocks=(80, 64), table=(2, 40))
+    arrays = arrays_of(g, 40)
+    arrays["sequence"][:] = 1
+    arrays["position"][:] = np.arange(2040, 2080)
+    results = []
+    for threads in (1, 2):
+        compiled = ost.Session("cpu", threads=threads).compile(g)
+        rows = {name: arrays[name] for name in ("q", "sequence", "position")}
+        for size in (1, 5, 7, 8, 9, 40):
+            parts = [
+                compiled.run(arrays | {name: x[at : at + size] for name, x in rows.items()})[0]
+                for at in range(0, 40, size)
+            ]
+            results.append(np.concatenate(parts).tobytes())
+    assert len(set(results)) == 1
+
+
+def test_pools_and_tables_of_any_size() -> None:
+    """Sizes that are Variables change no bit; blocks beyond the live ones count as the last."""
+    fixed = attend(blocks=(50, 64), table=(2, 20))
+    arrays = arrays_of(fixed, 9)
+    blocks, sequences, pages = (Variable(name, 1, 64) for name in ("blocks", "sequences", "pages"))
+    arrays["table"][1, 3] = 60
+    results = [
+        ost.Session("cpu", threads=2).compile(g).run(arrays)[0].tobytes()
+        for g in (fixed, attend(blocks=(blocks, 64), table=(sequences, pages)))
+    ]
+    assert results[0] == results[1]
 
 
 def test_pools_are_read_in_place(lowered: Lowered) -> None:

@@ -9,12 +9,13 @@ change a bit of it.
 from __future__ import annotations
 
 import math
+from functools import partial
 from operator import add
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.llvm.horizontal import across
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
-from ostinato.backends.cpu.llvm.lanes import Lane, where
+from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, where
 from ostinato.backends.cpu.llvm.memory import address, load, splat, store
 from ostinato.backends.cpu.llvm.microkernel import tile_dims, tile_lanes
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.kernel import KernelFunction
+    from ostinato.backends.cpu.llvm.span_records import RecordMemory
     from ostinato.backends.cpu.llvm.tiles import Tiles
     from ostinato.backends.cpu.rules.attention_tiles import AttentionTiles
     from ostinato.backends.cpu.rules.gemm import Gemm
 
-__all__ = ["OnlineSoftmax"]
+__all__ = ["OnlineSoftmax", "normalising_factor"]
 
 _XP = LaneNamespace()
 
@@ -177,20 +179,38 @@ class OnlineSoftmax:
             sink: a score that counts, without a value.
         """
         total = self.get("total", row, 1)
-        if sink is None:
-            return 1.0 / where(total == 0.0, 1.0, total)
-        shift = across(self.get("greatest", row, self.score_lanes), _greater)
-        shift = where(shift == -math.inf, 0.0, shift)
-        greatest = _greater(sink, shift)
-        share = _XP.exp(shift - greatest)
-        total = total * share + _XP.exp(sink - greatest)
-        return share / where(total == 0.0, 1.0, total)
+        shift = None
+        if sink is not None:
+            shift = across(self.get("greatest", row, self.score_lanes), _greater)
+        return normalising_factor(total, shift, sink)
 
     def result(self, row: ir.Value, start: int) -> Lane:
         """A vector of a row's sums, from the feature ``start`` on."""
         panel = self.tiles.values[1]
         place = self.builder.add(self.builder.mul(row, I64(panel)), I64(start % panel))
         return load(self.builder, self._sums(start // panel), self.acc, place, self.value_lanes)
+
+    # -- records of spans -------------------------------------------------------------------
+
+    def leave(self, row: ir.Value, memory: RecordMemory, record: ir.Value) -> None:
+        """Write what a row has come to into a record."""
+        sums = partial(self.result, row)
+        memory.write(record, self.get("shift", row, 1), self.get("total", row, 1), sums)
+
+    def merge_into(self, row: ir.Value, memory: RecordMemory, record: ir.Value) -> None:
+        """Add what a row has come to to the record of the keys before."""
+        sums = partial(self.result, row)
+        memory.merge(record, self.get("shift", row, 1), self.get("total", row, 1), sums)
+
+    def take(self, row: ir.Value, memory: RecordMemory, record: ir.Value) -> None:
+        """Make a row what a record says."""
+        b, panel, shift = self.builder, self.tiles.values[1], memory.shift(record)
+        self.put("greatest", row, broadcast(shift, self.score_lanes))
+        self.put("shift", row, shift)
+        self.put("total", row, memory.total(record))
+        for start in range(0, self.tiles.value_panels * panel, self.value_lanes):
+            place = b.add(b.mul(row, I64(panel)), I64(start % panel))
+            store(b, self._sums(start // panel), self.acc, place, memory.sums(record, start))
 
     # -- scratch memory ---------------------------------------------------------------------
 
@@ -208,6 +228,23 @@ class OnlineSoftmax:
         """The address of the sums of a panel of features."""
         start = I64(number * self.tiles.block * self.tiles.values[1])
         return address(self.builder, self._scratch["sums"], self.acc, start)
+
+
+def normalising_factor(total: Lane, shift: Lane | None, sink: Lane | None) -> Lane:
+    """The factor that turns sums of values into their mean.
+
+    Args:
+        total: of the weights.
+        shift: the greatest score, needed where there is a sink.
+        sink: a score that counts, without a value.
+    """
+    if sink is None or shift is None:
+        return 1.0 / where(total == 0.0, 1.0, total)
+    shift = where(shift == -math.inf, 0.0, shift)
+    greatest = _greater(sink, shift)
+    share = _XP.exp(shift - greatest)
+    total = total * share + _XP.exp(sink - greatest)
+    return share / where(total == 0.0, 1.0, total)
 
 
 def _greater(x: Lane, y: Lane) -> Lane:

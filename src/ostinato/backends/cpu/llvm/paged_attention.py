@@ -5,6 +5,8 @@ scaled, and goes over the keys that rows of the run attend to, as many at a time
 has room for, from a position that is a multiple of that number: keys are transposed into panels,
 register tiles multiply the queries with them, scores become weights, and values are copied for the
 register tiles that sum them up by weight. The pools are read where they are, through the table.
+Each span of keys has a softmax of its own; an item merges those of its runs, or leaves some of them
+as records to :mod:`~ostinato.backends.cpu.llvm.span_merge`.
 
 Which keys come together depends on their positions alone, so a row has the same bits in any run.
 """
@@ -29,14 +31,16 @@ from ostinato.backends.cpu.llvm.microkernel import tile_dims
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.online_softmax import OnlineSoftmax
 from ostinato.backends.cpu.llvm.scopes import Mask, Scope
+from ostinato.backends.cpu.llvm.span_records import RecordMemory
 from ostinato.backends.cpu.llvm.tiles import Tiles
 from ostinato.backends.cpu.llvm.transpose import square_size
 from ostinato.backends.cpu.llvm.types import I1, I8, I64
+from ostinato.backends.cpu.rules.paged_attention import SPAN
 from ostinato.dtypes import BOOL, INT64
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Load, Scalar, extent_of, max_extent
 from ostinato.records import dataclass
-from ostinato.variables import Symbol, axis
+from ostinato.variables import Expr, Symbol, axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,23 +116,24 @@ class _Renderer:
     def render(self) -> None:
         attention, b = self.attention, self.builder
         outermost = Scope(symbols=dict(self.kernel.variables))
-        tiles, shares, _ = attention.items
-        tile, share = symbols_of((axis("tile", tiles), axis("share", shares)))
-        parallel_axes = [(s, extent_of(s)) for s in (tile, share, attention.shared)]
+        names = ("part", "tile", "share", "shared")
+        axes = [axis(name, size) for name, size in zip(names, attention.items, strict=True)]
+        part, tile, share, _ = symbols_of(axes)
+        parallel_axes = [(s, extent_of(s)) for s in (part, tile, share, attention.shared)]
 
         def item(step: ir.Value) -> None:
             scope = enter_point(self.scalars, outermost, parallel_axes, step)
-            self._item(scope, scope.symbols[tile], scope.symbols[share])
+            self._item(scope, *(scope.symbols[symbol] for symbol in (part, tile, share)))
 
         counted_loop(b, self.kernel.begin, self.kernel.end, 1, item, name="item")
         b.ret_void()
 
     # -- runs -------------------------------------------------------------------------------
 
-    def _item(self, scope: Scope, tile: ir.Value, share: ir.Value) -> None:
-        """Compute every so many of the runs of a tile."""
+    def _item(self, scope: Scope, part: ir.Value, tile: ir.Value, share: ir.Value) -> None:
+        """Compute every so many of the runs of a tile, or a part of their spans."""
         attention, b = self.attention, self.builder
-        size, shares = I64(attention.tile_rows), I64(attention.items[1])
+        size, shares = I64(attention.tile_rows), self.indices.scalar(attention.items[2], scope)
         first = b.mul(tile, size)
         every = self.indices.scalar(extent_of(attention.row), scope)
         end = self._least(b.add(first, size), every)
@@ -143,7 +148,7 @@ class _Renderer:
                 count = b.load(begun, typ=I64)
                 b.store(b.add(count, I64(1)), begun)
                 with b.if_then(b.icmp_signed("==", b.urem(count, shares), share)):
-                    self._attend(self._run(scope, number, end, own))
+                    self._attend(self._run(scope, number, end, own), part)
 
         counted_loop(b, first, end, 1, row, name="row")
 
@@ -186,19 +191,99 @@ class _Renderer:
             oldest,
         )
 
-    def _attend(self, run: _Run) -> None:
+    def _attend(self, run: _Run, part: ir.Value) -> None:
+        """Compute a run, or the spans of it that are a part."""
         attention, b = self.attention, self.builder
-        self._prefetch_first(run)
-        self._copy_queries(run)
-        self.softmax.start(run.stacked)
         start = b.sub(run.oldest, b.urem(run.oldest, I64(attention.tiles.keys)))
         stop = b.add(run.highest, I64(1))
+        if attention.records is None:
+            self._begin(run, run.oldest)
+            self._blocks(run, start, stop)
+            self._finish(run)
+            return
+        first = b.udiv(start, I64(SPAN))
+        count = b.sub(b.udiv(b.add(stop, I64(SPAN - 1)), I64(SPAN)), first)
+        first_part = b.icmp_signed("==", part, I64(0))
+        with b.if_then(b.or_(first_part, b.icmp_signed("<", part, count))):
+            own = b.mul(b.add(first, part), I64(SPAN))
+            self._begin(run, self._greatest(own, run.oldest))
+            self._spans(run, part, (first, count), (start, stop))
+
+    def _begin(self, run: _Run, oldest: ir.Value) -> None:
+        """Prepare the queries and the softmax of a run, for keys from ``oldest`` on."""
+        self._prefetch_first(run, oldest)
+        self._copy_queries(run)
+        self.softmax.start(run.stacked)
+
+    def _blocks(self, run: _Run, start: ir.Value, stop: ir.Value) -> None:
+        """Go over the keys from ``start`` to ``stop``, as many at a time as there is room for."""
+        most = self.attention.tiles.keys
 
         def keys(first: ir.Value) -> None:
-            self._keys(run, first, self._least(b.sub(stop, first), I64(attention.tiles.keys)))
+            left = self.builder.sub(stop, first)
+            self._keys(run, first, self._least(left, I64(most)))
 
-        counted_loop(b, start, stop, attention.tiles.keys, keys, name="keys")
-        self._finish(run)
+        counted_loop(self.builder, start, stop, most, keys, name="keys")
+
+    def _spans(
+        self,
+        run: _Run,
+        part: ir.Value,
+        spans: tuple[ir.Value, ir.Value],
+        keys: tuple[ir.Value, ir.Value],
+    ) -> None:
+        """Go over the spans of a run: all of them, or those of a part.
+
+        Args:
+            spans: the first, and how many there are.
+            keys: the first, and the end of the last.
+        """
+        attention, b, softmax = self.attention, self.builder, self.softmax
+        (first, count), (start, stop) = spans, keys
+        records = attention.records
+        assert records is not None
+        memory = RecordMemory(b, records, softmax.value_lanes)
+        parts = self.indices.scalar(attention.parts, run.scope)
+        apart = b.icmp_signed(">", parts, I64(1))
+        several = b.and_(b.not_(apart), b.icmp_signed(">", count, I64(1)))
+        merged = partial(memory.at, self.scratch["merged"])
+        with b.if_then(several):
+            softmax.for_rows(run.stacked, lambda row: memory.start(merged(row)))
+
+        def span(step: ir.Value) -> None:
+            number = b.add(first, b.add(part, b.mul(step, parts)))
+            begin = b.mul(number, I64(SPAN))
+            softmax.start(run.stacked)
+            end = self._least(b.add(begin, I64(SPAN)), stop)
+            self._blocks(run, self._greatest(begin, start), end)
+            if records.argument is not None:
+                with b.if_then(apart):
+                    self._leave(run, memory, self.kernel.buffers[records.argument], number)
+            with b.if_then(several):
+                softmax.for_rows(
+                    run.stacked, lambda row: softmax.merge_into(row, memory, merged(row))
+                )
+
+        own = b.udiv(b.add(b.sub(count, part), b.sub(parts, I64(1))), parts)
+        counted_loop(b, I64(0), own, 1, span, name="span")
+        with b.if_then(several):
+            softmax.for_rows(run.stacked, lambda row: softmax.take(row, memory, merged(row)))
+        with b.if_then(b.not_(apart)):
+            self._finish(run)
+
+    def _leave(self, run: _Run, memory: RecordMemory, base: ir.Value, span: ir.Value) -> None:
+        """Leave the records of a span in memory."""
+        attention, b = self.attention, self.builder
+        heads, spans = memory.records.shared, self.indices.scalar(memory.records.spans, run.scope)
+        shared = self.indices.scalar(Expr({(attention.shared,): 1}, 0), run.scope)
+
+        def record(row: ir.Value, member: ir.Value, stacked: ir.Value) -> None:
+            place = b.add(b.mul(b.add(run.first, row), I64(heads)), shared)
+            place = b.add(b.mul(place, spans), span)
+            place = b.add(b.mul(place, I64(attention.group)), member)
+            self.softmax.leave(stacked, memory, memory.at(base, place))
+
+        self._for_stacked(run, record)
 
     def _for_stacked(self, run: _Run, body: Callable[[ir.Value, ir.Value, ir.Value], None]) -> None:
         """Run ``body`` for each row and query head: a row of the run, a head, their stacked row."""
@@ -364,15 +449,15 @@ class _Renderer:
         last = self.builder.udiv(self._greatest(run.highest, I64(0)), I64(positions))
         return self._page(run, self._least(self.builder.add(page, I64(1)), last))
 
-    def _prefetch_first(self, run: _Run) -> None:
-        """Prefetch the keys of the first page, then its values: no page before it did."""
+    def _prefetch_first(self, run: _Run, oldest: ir.Value) -> None:
+        """Prefetch the keys of the page of ``oldest``, then its values: no page before it did."""
         attention, b = self.attention, self.builder
         if not attention.prefetches:
             return
         positions = I64(max_extent(attention.place))
-        number = b.udiv(run.oldest, positions)
+        number = b.udiv(oldest, positions)
         page, base = self._page(run, number), b.mul(number, positions)
-        start = b.sub(run.oldest, base)
+        start = b.sub(oldest, base)
         end = self._least(b.sub(b.add(run.highest, I64(1)), base), positions)
         for element, features in (
             (attention.k, attention.depth),

@@ -3,13 +3,18 @@
 Rows of one sequence that follow one another within a tile of rows are a *run*. Their query heads
 that share a key head are stacked, one below the other: each key and value is read once for all of
 them. Work items are a tile of rows and a key head, and of the runs in the tile every so many.
+
+Keys come in *spans* of a known number of positions. Each has a softmax of its own, and those of a
+row are merged in the order of positions. Where there are few rows, an item has every so many spans
+of a run, which it leaves in memory, and a second kernel merges them: so one row keeps all threads
+busy, with the bits of any other way.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ostinato.backends.cpu.rules.attention_tiles import (
     BLOCK_KEYS,
@@ -19,13 +24,28 @@ from ostinato.backends.cpu.rules.attention_tiles import (
     values_tile,
 )
 from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
+from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Store, extent_of, max_extent
 from ostinato.lower.loopir.views import linear_index
+from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.ops.paged_attention import scales_and_sinks
-from ostinato.records import dataclass
-from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, coefficient, floor_div, minimum
+from ostinato.records import dataclass, replace
+from ostinato.variables import (
+    Dim,
+    Expr,
+    Symbol,
+    axis,
+    bounds,
+    ceil_div,
+    coefficient,
+    floor_div,
+    maximum,
+    minimum,
+    prod,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,19 +56,72 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
-    from ostinato.lower.loopir.kernel import Access
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
 
-__all__ = ["PagedAttentionKernel", "lower_paged_attention"]
+__all__ = [
+    "SPAN",
+    "PagedAttentionKernel",
+    "SpanMergeKernel",
+    "SpanRecords",
+    "lower_paged_attention",
+]
 
 #: Rows that are stacked at most: many enough that packing a panel of keys costs little next to its
 #: matmuls.
 _BLOCK_ROWS = 64
 
+#: Positions of a span, a multiple of those that are held at a time.
+SPAN: Final = 4 * BLOCK_KEYS
+
+#: Rows from which on runs and key heads are work enough for all threads. Fewer have spans of their
+#: runs computed apart: for each row less, in one item more.
+_MANY_ROWS = 9
+
+#: Bytes before the sums in a record of a span: the shift of its scores, and the total of weights.
+_HEAD_BYTES = 64
+
 #: Work items that share the runs of a tile of rows, as when every row is of another sequence.
 _SHARES = 4
+
+
+@dataclass(frozen=True)
+class SpanRecords:
+    """The memory of what spans of keys come to: for each row, key head, span and query head.
+
+    A record is the shift of the span's scores, the total of their weights, and the sums of values.
+
+    Attributes:
+        argument: the buffer's; ``None``: each item goes over all spans of its runs.
+        shared: key heads.
+        spans: of the longest sequence.
+        group: query heads of a key head.
+        features: of a value, those of whole register tiles.
+        acc: the dtype of all elements.
+    """
+
+    argument: int | None
+    shared: int
+    spans: Dim
+    group: int
+    features: int
+    acc: DType
+
+    @property
+    def head(self) -> int:
+        """Elements before the sums: the shift, the total, and nothing else."""
+        return _HEAD_BYTES // self.acc.itemsize
+
+    @property
+    def size(self) -> int:
+        """Elements of a record."""
+        return self.head + -(-self.features // self.head) * self.head
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """Of the whole."""
+        return (_MANY_ROWS, self.shared, self.spans, self.group, self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +148,7 @@ class PagedAttentionKernel(CpuKernel):
         scale, softcap, window: see the op ``attention``.
         store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
         tiles: the tile sizes of the two matmuls; ``block`` counts stacked rows.
+        records: of spans; ``None`` where no sequence has more than one.
         prefetches: whether each block of a pool is prefetched while the one before it is used.
         variables: the graph's Variables in the order of ``vars``.
     """
@@ -103,6 +177,7 @@ class PagedAttentionKernel(CpuKernel):
     window: int | None
     store: Store
     tiles: AttentionTiles
+    records: SpanRecords | None
     prefetches: bool
     variables: tuple[Symbol, ...] = ()
 
@@ -123,6 +198,9 @@ class PagedAttentionKernel(CpuKernel):
         for name in ("k_scale", "v_scale", "sink"):
             if (scalar := getattr(self, name)) is not None:
                 text.named(name, [scalar])
+        if (records := self.records) is not None:
+            where = "" if records.argument is None else f", apart in b{records.argument}"
+            text.line(1, f"spans of {SPAN} of {text.dim(records.spans)}{where}")
         options = f"softcap={self.softcap!r}, window={self.window}"
         text.line(1, f"accumulate {self.acc.short}, scale={self.scale!r}, {options}")
         text.statement(self.store)
@@ -139,6 +217,9 @@ class PagedAttentionKernel(CpuKernel):
     def accesses(self) -> Iterator[Access]:
         yield from accesses_of_scalars(self.operands)
         yield from accesses_of_statements((self.store,))
+        if self.records is not None and self.records.argument is not None:
+            element = axis("record.element", prod(self.records.shape))
+            yield Access(self.records.argument, element, writes=True)
 
     @property
     def acc(self) -> DType:
@@ -158,16 +239,23 @@ class PagedAttentionKernel(CpuKernel):
         return self.tiles.block // self.group
 
     @property
-    def items(self) -> tuple[Dim, int, int]:
-        """Tiles of rows, the items that share the runs of one, and key heads."""
-        shares = min(_SHARES, self.tile_rows)
-        return ceil_div(extent_of(self.row), self.tile_rows), shares, max_extent(self.shared)
+    def items(self) -> tuple[Dim, Dim, Dim, int]:
+        """The items that share the spans of a run, tiles of rows, those of its runs, key heads."""
+        rows = extent_of(self.row)
+        shares = minimum(min(_SHARES, self.tile_rows), maximum(rows, 1))
+        return self.parts, ceil_div(rows, self.tile_rows), shares, max_extent(self.shared)
+
+    @property
+    def parts(self) -> Dim:
+        """The items that share the spans of a run: one where there are many rows."""
+        if self.records is None or self.records.argument is None:
+            return 1
+        return maximum(_MANY_ROWS - extent_of(self.row), 1)
 
     @property
     def extent(self) -> Dim:
         """The parallel range."""
-        tiles, shares, heads = self.items
-        return tiles * shares * heads if self.tiles.features else 0
+        return prod(self.items) if self.tiles.features else 0
 
     # -- the two matmuls ----------------------------------------------------------------------
 
@@ -202,13 +290,93 @@ class PagedAttentionKernel(CpuKernel):
     def scratch_layout(self) -> dict[str, int]:
         """Offsets in scratch memory: the ``positions`` of rows, ``queries``, and what all have."""
         depth, rows = max_extent(self.depth), self.tile_rows
-        queries = self.tiles.block * depth * self.acc.itemsize
-        return self.tiles.scratch_layout(depth, self.acc, positions=rows * 8, queries=queries)
+        more = {"positions": rows * 8, "queries": self.tiles.block * depth * self.acc.itemsize}
+        if self.records is not None:
+            more["merged"] = self.tiles.block * self.records.size * self.acc.itemsize
+        return self.tiles.scratch_layout(depth, self.acc, **more)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch that the kernel needs."""
         return self.scratch_layout["end"]
+
+
+@dataclass(frozen=True, eq=False)
+class SpanMergeKernel(CpuKernel):
+    """The kernel that merges the spans of few rows, which items have computed apart.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        row, shared, member, column: as of :class:`PagedAttentionKernel`.
+        page: the axis of the blocks of a sequence.
+        positions: of a block.
+        position: the number of a ``row``.
+        sink: at ``shared`` and ``member``, a score that counts without a key, if there is one.
+        window: see the op ``attention``.
+        store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
+        records: of the spans.
+        lanes: of a vector, at most.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    row: Symbol
+    shared: Symbol
+    member: Symbol
+    column: Symbol
+    page: Symbol
+    positions: int
+    position: Scalar
+    sink: Scalar | None
+    window: int | None
+    store: Store
+    records: SpanRecords
+    lanes: int
+    variables: tuple[Symbol, ...] = ()
+
+    renderer: ClassVar[str] = "span_merge"
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, "merge of spans")
+        text.head(self.args)
+        for name in ("row", "shared", "member", "column", "page"):
+            text.line(1, f"{name} {text.axis(getattr(self, name))}")
+        records = self.records
+        text.line(1, f"spans of {SPAN} of {text.dim(records.spans)}, apart in b{records.argument}")
+        text.line(1, f"blocks of {self.positions}, window={self.window}, lanes={self.lanes}")
+        text.named("position", [self.position])
+        if self.sink is not None:
+            text.named("sink", [self.sink])
+        text.statement(self.store)
+
+    @property
+    def operands(self) -> tuple[Scalar, ...]:
+        """The elements that it reads."""
+        return (self.position, *([] if self.sink is None else [self.sink]))
+
+    def accesses(self) -> Iterator[Access]:
+        yield from accesses_of_scalars(self.operands)
+        yield from accesses_of_statements((self.store,))
+        assert self.records.argument is not None
+        element = axis("record.element", prod(self.records.shape))
+        yield Access(self.records.argument, element, writes=False)
+
+    @property
+    def items(self) -> tuple[Dim, int]:
+        """Rows, none where there are many, and key heads."""
+        rows = extent_of(self.row)
+        few = maximum(_MANY_ROWS - 1 - rows, 0) * _MANY_ROWS
+        return minimum(rows, few), max_extent(self.shared)
+
+    @property
+    def extent(self) -> Dim:
+        """The parallel range."""
+        return prod(self.items)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that the kernel needs: a record."""
+        return self.records.size * self.records.acc.itemsize
 
 
 def _tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
@@ -241,8 +409,75 @@ def lower_paged_attention(
             lowering.copy(pool)
     build = lowering.builder(region)
     outputs = lowering.region_outputs(region)
-    kernel = _kernel(build, root, registers, lowering.variables, outputs)
+    records = _records(root, registers)
+    if records is None:
+        kernel = _kernel(build, root, registers, lowering.variables, outputs, None)
+        lowering.call(region, build, kernel, outputs)
+        return
+    buffer = LoweredBuffer(TensorType(records.acc, records.shape), Role.TEMP, f"{root.label}.spans")
+    few = bounds(root.inputs[0].shape[0])[0] < _MANY_ROWS - 1
+    apart = replace(records, argument=build.argument(buffer, writes=True)) if few else records
+    kernel = _kernel(build, root, registers, lowering.variables, outputs, apart)
     lowering.call(region, build, kernel, outputs)
+    if few:
+        merging = lowering.helper_builder()
+        merge = _merge_kernel(merging, kernel, root, buffer, lowering.variables, outputs)
+        lowering.helper_call(root, "merge_spans", merging, merge)
+
+
+def _records(node: Node, registers: RegisterFile) -> SpanRecords | None:
+    """The records of spans; ``None`` where a sequence has no more than one."""
+    q, keys, values, table = node.inputs[:4]
+    positions, shared, features = keys.shape[1], keys.shape[2], values.shape[3]
+    length = table.shape[1] * positions
+    if bounds(length)[1] <= SPAN or features == 0:
+        return None
+    assert isinstance(shared, int)
+    heads, panel = q.shape[1], _tiles(node, registers).values[1]
+    assert isinstance(heads, int)
+    assert isinstance(features, int)
+    whole = -(-features // panel) * panel
+    acc = q.dtype.accumulator
+    return SpanRecords(None, shared, ceil_div(length, SPAN), heads // shared, whole, acc)
+
+
+def _merge_kernel(
+    build: KernelBuilder,
+    attention: PagedAttentionKernel,
+    node: Node,
+    buffer: LoweredBuffer,
+    variables: tuple[Symbol, ...],
+    outputs: Outputs,
+) -> SpanMergeKernel:
+    """The kernel that merges the spans that ``attention`` leaves in a buffer."""
+    assert attention.records is not None
+    records = replace(attention.records, argument=build.argument(buffer, reads=True))
+    ((result, out),) = outputs
+    target = build.argument(out, writes=True)
+    sinks = scales_and_sinks(node.inputs)[1]
+    names = ("row", "shared", "member", "column")
+    row, shared, member, column = (Expr({(getattr(attention, n),): 1}, 0) for n in names)
+    head = shared * attention.group + member
+    position = build.at(node.inputs[5], (row,))
+    sink = cast(build.at(sinks[0], (head,)), attention.acc) if sinks else None
+    return SpanMergeKernel(
+        args=build.args,
+        row=attention.row,
+        shared=attention.shared,
+        member=attention.member,
+        column=attention.column,
+        page=attention.page,
+        positions=max_extent(attention.place),
+        position=position,
+        sink=sink,
+        window=attention.window,
+        store=Store(
+            target, linear_index(result.shape, (row, head, column)), Accumulator(attention.acc)
+        ),
+        records=records,
+        lanes=attention.tiles.values[1],
+        variables=variables,
+    )
 
 
 def _in_place(build: KernelBuilder, pool: Value) -> bool:
@@ -261,6 +496,7 @@ def _kernel(
     registers: RegisterFile,
     variables: tuple[Symbol, ...],
     outputs: Outputs,
+    records: SpanRecords | None,
 ) -> PagedAttentionKernel:
     """The kernel of a ``paged_attention`` node."""
     q, keys, values, table, sequence, position = node.inputs[:6]
@@ -318,6 +554,7 @@ def _kernel(
         window=attrs["window"],
         store=Store(target, linear_index(result.shape, (row, head, column)), Accumulator(acc)),
         tiles=_tiles(node, registers),
+        records=records,
         prefetches=registers.prefetches,
         variables=variables,
     )
