@@ -12,6 +12,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.array_api.xla.backend import TpuBackend
+from ostinato.backends.array_api.xla.gpu_namespace import GpuJaxNamespace
 
 pytest.importorskip("jax")
 
@@ -281,6 +282,36 @@ def test_a_quotient_by_repeated_numbers_is_rounded_once(session: ost.Session, di
     g.set_outputs([quotient, g.exp(quotient)])
     given = {"x": x, "y": number} if "y" in g.inputs else {"x": x}
     np.testing.assert_array_equal(session.compile(g).run(given)[0], x / number)
+
+
+def test_quotients_on_gpus_are_rounded_once() -> None:
+    """By way of float64, which GPUs divide exactly."""
+    import jax
+
+    xp, rng = GpuJaxNamespace(), np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 4099)).astype(np.float32)
+    x[:4], y[:4] = (0, 1, -1, 1e-42), (0, 0, np.inf, 3)
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        text = jax.jit(xp.divide).lower(x, y).as_text()
+        np.testing.assert_array_equal(np.asarray(xp.divide(x, y))[:3], (x / y)[:3])
+        np.testing.assert_array_equal(np.asarray(xp.divide(x, y))[4:], (x / y)[4:])
+        assert xp.divide(x.astype(np.float16), y.astype(np.float16)).dtype == np.float16
+    assert "xf64" in text
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_an_array_is_updated_with_its_own_elements(session: ost.Session, optimize: bool) -> None:
+    """XLA would overwrite elements of a reshaped buffer that the update has yet to read."""
+    x = np.random.default_rng(0).normal(size=(96, 16, 16)).astype(np.float32)
+    g = ost.Graph("update")
+    square = g.reshape(g.input("x", x.shape), (48, 512))
+    line = g.slice(g.reshape(square, (-1,)), [13269], [18885])
+    update = g.permute_dims(g.reshape(line, (234, 24)), (1, 0))
+    g.set_outputs([g.dynamic_update_slice(square, update, (24, 278))])
+    found = session.compile(g, options=ost.CompileOptions(optimize=optimize)).run({"x": x})[0]
+    expected = x.reshape(48, 512).copy()
+    expected[24:, 278:] = x.reshape(-1)[13269:18885].reshape(234, 24).T
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("seen", ["quotient", "exponentials", "maximum", "sum"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ostinato.backends.array_api.framework import ArrayFunction, Framework, FunctionMemory
 from ostinato.backends.array_api.xla.capabilities import CAPABILITIES
 from ostinato.backends.array_api.xla.cpu_namespace import CpuJaxNamespace
+from ostinato.backends.array_api.xla.gpu_namespace import GpuJaxNamespace
 from ostinato.backends.array_api.xla.namespace import JaxNamespace
 from ostinato.backends.array_api.xla.rules import RULES
 from ostinato.cache.fingerprint import object_key
@@ -18,7 +20,7 @@ from ostinato.cache.objects import process_cache
 from ostinato.errors import DeviceError, DeviceMemoryError, InputError, OstinatoError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ostinato.backends.array_api.framework import Traced
@@ -32,6 +34,16 @@ _OPTIONS = {"xla_allow_excess_precision": False}
 
 #: Those of its CPUs.
 _CPU_OPTIONS = {"xla_cpu_enable_fast_math": False}
+
+#: By JAX's platform, its functions; GPUs of NVIDIA and AMD are one platform, of two more names.
+_NAMESPACES: Mapping[str, Callable[[], JaxNamespace]] = MappingProxyType(
+    {
+        "cpu": CpuJaxNamespace,
+        "gpu": GpuJaxNamespace,
+        "cuda": GpuJaxNamespace,
+        "rocm": GpuJaxNamespace,
+    }
+)
 
 
 class XlaFramework(Framework):
@@ -53,7 +65,7 @@ class XlaFramework(Framework):
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self._is_cpu = device.platform == "cpu"
         self._options = {**_OPTIONS, **(_CPU_OPTIONS if self._is_cpu else {})}
-        self.xp: JaxNamespace = CpuJaxNamespace() if self._is_cpu else JaxNamespace()
+        self.xp: JaxNamespace = _NAMESPACES.get(device.platform, JaxNamespace)()
 
     def on_host(self, node: Node) -> bool:
         return node.op.binds_size
