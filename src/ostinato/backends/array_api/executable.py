@@ -47,7 +47,7 @@ __all__ = ["ArrayCompilation", "ArrayExecutable"]
 
 Array = np.ndarray[Any, Any]
 
-#: Why a recording cannot hold a run.
+#: The reason for which a recording cannot hold a run.
 _READS_BACK = "run reads its results back"
 
 
