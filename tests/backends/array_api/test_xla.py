@@ -285,7 +285,7 @@ def test_a_quotient_by_repeated_numbers_is_rounded_once(session: ost.Session, di
 
 
 def test_quotients_on_gpus_are_rounded_once() -> None:
-    """By way of float64, which GPUs divide exactly."""
+    """By way of float64, which GPUs divide exactly, and which LLVM must not narrow again."""
     import jax
 
     xp, rng = GpuJaxNamespace(), np.random.default_rng(0)
@@ -297,6 +297,7 @@ def test_quotients_on_gpus_are_rounded_once() -> None:
         np.testing.assert_array_equal(np.asarray(xp.divide(x, y))[4:], (x / y)[4:])
         assert xp.divide(x.astype(np.float16), y.astype(np.float16)).dtype == np.float16
     assert "xf64" in text
+    assert "reduce_precision" in text
 
 
 @pytest.mark.parametrize("optimize", [True, False])

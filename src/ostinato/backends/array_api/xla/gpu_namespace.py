@@ -16,10 +16,11 @@ class GpuJaxNamespace(JaxNamespace):
     def divide(self, x: Any, y: Any) -> Any:
         """The quotient rounded once, by way of float64: XLA's of float32 is off by a last bit.
 
-        A quotient of float32 is too far from the middle between two such numbers for the first
-        rounding to matter.
+        A quotient of float32 is too far from the middle between two such numbers for roundings to
+        more than 49 bits to matter. Without the second one, of a bit, LLVM would see a division of
+        float32.
         """
         if self.dtype_of(x) != FLOAT32:
             return self._module.divide(x, y)
         wide = self._module.divide(self.to(x, FLOAT64), self.to(y, FLOAT64))
-        return self.to(wide, FLOAT32)
+        return self.to(self._lax.reduce_precision(wide, 11, 51), FLOAT32)
