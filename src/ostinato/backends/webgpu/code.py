@@ -12,6 +12,7 @@ from ostinato.backends.webgpu.arguments import Arguments, offset_unit
 from ostinato.backends.webgpu.host_steps import linked
 from ostinato.backends.webgpu.image import SHADER, HostStep, LaunchStep
 from ostinato.backends.webgpu.kernel import Bindings, WebGpuKernel
+from ostinato.backends.webgpu.rules.expert_staging import StageExperts
 from ostinato.backends.webgpu.sizes import size_text
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
@@ -86,7 +87,7 @@ def obstacle(kernel: Kernel, target: WebGpuTarget, bindings: Bindings) -> str:
         target: the device.
         bindings: the buffers that its arguments are in.
     """
-    if isinstance(kernel, Control | SizeStep):
+    if isinstance(kernel, Control | SizeStep | StageExperts):
         return ""
     if not isinstance(kernel, WebGpuKernel):
         return "this device has no kernel for it"

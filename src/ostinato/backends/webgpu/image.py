@@ -14,6 +14,7 @@ __all__ = [
     "AnyStep",
     "ControlStep",
     "CopyStep",
+    "ExpertStep",
     "HostStep",
     "Image",
     "LaunchStep",
@@ -119,12 +120,27 @@ class CopyStep(NamedTuple):
     tag: str = "copy"
 
 
+class ExpertStep(NamedTuple):
+    """A step that brings the experts that a run of a layer misses.
+
+    Attributes:
+        arguments: the ids of the experts, and the places that they are found at.
+        layer: the number of the layer, among those with experts in a file.
+        rows: how many ids there are, as text.
+    """
+
+    arguments: tuple[Place, Place]
+    layer: int
+    rows: str
+    tag: str = "experts"
+
+
 #: A step of a run.
-AnyStep: TypeAlias = LaunchStep | HostStep | SizeStep | ControlStep | CopyStep
+AnyStep: TypeAlias = LaunchStep | HostStep | SizeStep | ControlStep | CopyStep | ExpertStep
 
 _KINDS: dict[str, Any] = {
     kind._field_defaults["tag"]: kind
-    for kind in (LaunchStep, HostStep, SizeStep, ControlStep, CopyStep)
+    for kind in (LaunchStep, HostStep, SizeStep, ControlStep, CopyStep, ExpertStep)
 }
 
 

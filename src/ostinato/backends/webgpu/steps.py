@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.common.regions import host_address
-from ostinato.backends.webgpu.image import ControlStep, CopyStep, HostStep, LaunchStep, SizeStep
+from ostinato.backends.webgpu.image import (
+    ControlStep,
+    CopyStep,
+    ExpertStep,
+    HostStep,
+    LaunchStep,
+    SizeStep,
+)
 from ostinato.backends.webgpu.launches import Launches
 from ostinato.backends.webgpu.sizes import StoredSizes
 from ostinato.backends.webgpu.transfers import Download, Downloads, Pending
@@ -55,7 +62,13 @@ class StepRunner:
         code: of their kernels.
         variables: name and bounds of the Variables.
         describe: names the nodes of a step, for messages.
+
+    Attributes:
+        stage_experts: takes the number of a layer and the ids of its experts, brings those that are
+            missing, and returns the place of each; needed by programs with such layers.
     """
+
+    stage_experts: Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 
     def __init__(
         self,
@@ -258,6 +271,9 @@ class StepRunner:
         if isinstance(step, HostStep):
             self._compute(position, step, slots, values)
             return position + 1
+        if isinstance(step, ExpertStep):
+            self._stage(step, slots, values)
+            return position + 1
         if isinstance(step, SizeStep):
             self._bind_size(step, slots, values)
             following = position + 1
@@ -280,6 +296,14 @@ class StepRunner:
             if written:
                 block, offset = _at(slots, place)
                 block.write(offset, bytes_of(array)[:nbytes])
+
+    def _stage(self, step: ExpertStep, slots: Slots, values: Sequence[int]) -> None:
+        """Bring the experts that the run calls, and write the place of each."""
+        ids = np.empty(self._sizes.value(self._sizes.read(step.rows), values), _INT64)
+        self._read(step.arguments[:1], slots, [ids.view(np.uint8)])
+        places = self.stage_experts(step.layer, ids)
+        block, offset = _at(slots, step.arguments[1])
+        block.write(offset, bytes_of(places.astype(_INT64, copy=False)))
 
     def _read(
         self,
