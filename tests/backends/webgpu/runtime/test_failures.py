@@ -118,12 +118,16 @@ def test_arrays_of_another_device_are_refused(session: ost.Session, own: ost.Ses
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_is_told_to_open_its_own(session: ost.Session) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_forked_child_is_refused(session: ost.Session, *, again: bool) -> None:
+    """By sessions of the parent, and by new ones: the driver's threads are not in the child."""
     compiled = doubler(session)
     compiled.run({"x": X})
     child = os.fork()
     if child == 0:
         try:
+            if again:
+                compiled = doubler(ost.Session("webgpu"))
             compiled.run({"x": X})
         except ost.DeviceError as error:
             os._exit(0 if "opened before os.fork" in str(error) else 2)
