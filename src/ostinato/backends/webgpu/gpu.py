@@ -31,6 +31,10 @@ INTERFACES = {"METAL": "Metal", "VULKAN": "Vulkan"}
 _ALIGNMENT = 256
 
 
+#: Iterations of an invocation's loops, all together, after which Mesa's software adapter ends them.
+_MESA_ITERATIONS = (1 << 16) - 1
+
+
 class Gpu:
     """A device that this process uses; see :meth:`opened`.
 
@@ -91,6 +95,7 @@ class Gpu:
             shared_bytes=limits["max-compute-workgroup-storage-size"],
             bindings=limits["max-storage-buffers-per-shader-stage"],
             part_bytes=part // _ALIGNMENT * _ALIGNMENT,
+            iterations=_MESA_ITERATIONS if "llvmpipe" in self.name else None,
         )
 
     @property

@@ -39,6 +39,7 @@ class LaunchStep(NamedTuple):
         first: by argument, the number of the buffer of its slot that its offset counts from.
         writable: by binding, whether it is written.
         groups: the number of workgroups, as text.
+        iterations: the most iterations of a thread's loops, as text; empty: any number will do.
     """
 
     code: str
@@ -48,6 +49,7 @@ class LaunchStep(NamedTuple):
     first: tuple[int, ...]
     writable: tuple[bool, ...]
     groups: str
+    iterations: str
     tag: str = "launch"
 
 

@@ -98,6 +98,11 @@ class StepRunner:
         self._groups = [
             self._sizes.read(step.groups) if isinstance(step, LaunchStep) else 0 for step in steps
         ]
+        self._iterations = {
+            number: self._sizes.read(step.iterations)
+            for number, step in enumerate(steps)
+            if isinstance(step, LaunchStep) and step.iterations
+        }
         self._counts: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         self._downloads = Downloads(gpu)
 
@@ -233,6 +238,7 @@ class StepRunner:
         if found is None:
             if len(self._counts) >= _MOST_COUNTS:
                 self._counts.clear()
+            self._check_iterations(values)
             most = self._gpu.most_groups
             counts = [self._sizes.value(groups, values) for groups in self._groups]
             if limits is not None:
@@ -242,6 +248,22 @@ class StepRunner:
                 ]
             found = self._counts[key] = [folded(count, most) for count in counts]
         return found
+
+    def _check_iterations(self, values: Sequence[int]) -> None:
+        """Check that the device ends no loop of a kernel early.
+
+        Raises:
+            DeviceError: it would.
+        """
+        most = self._gpu.target.iterations
+        for position, count in self._iterations.items():
+            if most is not None and (found := self._sizes.value(count, values)) > most:
+                name = "" if self._describe is None else f"{self._describe(position)}: "
+                raise DeviceError(
+                    f"{name}this adapter, {self._gpu.name}, ends loops after {most:,} iterations, "
+                    f"and threads of this kernel may do {found:,}: use another device, or smaller "
+                    "tensors"
+                )
 
     def _named(
         self,
