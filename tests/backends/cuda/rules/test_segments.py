@@ -13,6 +13,7 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
@@ -105,8 +106,8 @@ def test_a_decoding_step_is_one_kernel(
     barriers = segment.parts[-1].level
     assert barriers == 1 if exchange else barriers > config.layers * 8
     shared = [part.kernel for part in segment.parts if part.shares_of is not None]
-    # What is received, rope of queries and of keys, and the rows of two states, of each layer.
-    assert len(shared) == (5 * config.layers if exchange and key_heads > 1 else 0)
+    # What is received, rope of queries and of keys, the rows of two states, and attention itself.
+    assert len(shared) == (6 * config.layers if exchange and key_heads > 1 else 0)
     if exchange and key_heads > 1:  # the rows of cosines and sines are copied once
         alone = [p for p in segment.parts if p.everywhere and p.shares_of is None]
         assert sum(isinstance(p.kernel, CudaLoopNest) and len(p.arguments) == 2 for p in alone) == 2
@@ -121,6 +122,48 @@ def test_a_decoding_step_is_one_kernel(
         (wanted,) = expected.run({}, variables=values)
         assert found[0] == wanted[0]
         token = int(found[0])
+
+
+@pytest.mark.parametrize(("rows", "heads", "key_heads"), [(5, 4, 2), (8, 3, 3), (7, 2, 1)])
+def test_several_sequences_share_the_work_before_attention(
+    session: ost.Session, rows: int, heads: int, key_heads: int
+) -> None:
+    g, rng, width = ost.Graph("rows"), np.random.default_rng(5), 48
+    position, live = ost.Variable("position", 0, 63), ost.Variable("live", 1, 64)
+
+    def param(*shape: int) -> ost.Value:
+        made = (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+        return g.param(f"w{len(g.params)}", shape, "float32", value=made)
+
+    def projected(x: ost.Value, count: int) -> ost.Value:
+        return g.reshape(g.matmul(x, param(width, count * 16)), (rows, count, 1, 16))
+
+    x = g.input("x", (rows, width), "float32")
+    for layer in range(2):
+        seen = []
+        for kind in ("keys", "values"):
+            state = g.state(f"{layer}.{kind}", (rows, key_heads, 64, 16), "float32")
+            row = projected(x, key_heads)
+            row = g.tanh(row) if kind == "keys" else row
+            grown = g.dynamic_update_slice(state, row, (0, 0, position, 0))
+            g.assign(state, grown)
+            seen.append(g.slice(grown, (0, 0, 0, 0), (rows, key_heads, live, 16)))
+        mixed = g.attention(g.tanh(projected(x, heads)), *seen)
+        x = g.add(x, g.matmul(g.reshape(mixed, (rows, heads * 16)), param(heads * 16, width)))
+    g.set_outputs([x])
+    compiled, expected = session.compile(g), ost.Session("cpu").compile(g)
+    (segment,) = segments_of(compiled)
+    attended = [i for i, p in enumerate(segment.parts) if isinstance(p.kernel, AttentionKernel)]
+    for place in attended:  # each block runs them for its items, one behind the other
+        own = [i for i, part in enumerate(segment.parts) if part.shares_of == place]
+        assert own == list(range(place - 3, place + 1))
+        assert segment.parts[place].level == segment.parts[own[0] - 1].level
+    compile_text(segment.source(CudaTarget.of_arch("sm_90")), "sm_90")
+    for place in range(5):
+        given = {"x": rng.standard_normal((rows, width)).astype(np.float32)}
+        values = {"position": place, "live": place + 1}
+        (found,), (wanted,) = (c.run(given, variables=values) for c in (compiled, expected))
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
 
 
 def test_large_kernels_stand_alone(session: ost.Session) -> None:

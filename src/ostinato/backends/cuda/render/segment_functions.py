@@ -36,6 +36,7 @@ class Form:
         held: the arguments that are in shared memory.
         shares: where it is run for shares: the items of the part that reads them, the items of each
             share, then by argument, elements from one share to the next.
+        repeated: of the part that reads shares, those in front of it that are run for these.
         lasting: the arguments that no part writes.
         early: whether a block may read its arguments before its turn, at the risk of what it writes
             to them itself: nothing waits for other blocks.
@@ -47,6 +48,7 @@ class Form:
     polled: frozenset[int]
     held: frozenset[int]
     shares: tuple[int, ...] = ()
+    repeated: int = 0
     lasting: frozenset[int] = frozenset()
     early: bool = False
 
@@ -63,6 +65,7 @@ class SegmentFunction:
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
         shares: see :class:`Form`.
+        repeated: see :class:`Form`.
     """
 
     def __init__(self, number: int, part: Part, target: CudaTarget, how: Form) -> None:
@@ -71,6 +74,7 @@ class SegmentFunction:
         self.sent = how.sent
         self.polled = how.polled
         self.shares = how.shares
+        self.repeated = how.repeated
         self.stream: Stream | None = None
         body: Body | None
         if how.streams:

@@ -96,14 +96,14 @@ class _Renderer:
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
-        for part in self.segment.parts:
-            how = self._how(part)
+        for number, part in enumerate(self.segment.parts):
+            how = self._how(part, number)
             if how not in found:
                 found[how] = SegmentFunction(len(found), part, inside, how)
             self.functions.append(found[how])
         self.distinct = list(found.values())
 
-    def _how(self, part: Part) -> Form:
+    def _how(self, part: Part, place: int) -> Form:
         streams = self.streams and part.streams
         sent: set[int] = set()
         polled: set[int] = set()
@@ -120,11 +120,14 @@ class _Renderer:
             elif space.kind is SpaceKind.PACKETS and not whole:
                 (sent if arg.writes else polled).add(number)
         shares: tuple[int, ...] = ()
+        repeated = 0
         if part.shares_of is not None:
             reader = self.segment.parts[part.shares_of].kernel
             assert isinstance(reader, AttentionKernel)
             each, points = reader.items_of_point, bounds(reader.points)[1]
             shares = (points * each, each, *part.strides)
+            if part.shares_of == place:
+                repeated = sum(p.shares_of == place for p in self.segment.parts) - 1
         readable = [
             (number, position)
             for number, (arg, position) in enumerate(
@@ -139,6 +142,7 @@ class _Renderer:
             frozenset(polled),
             frozenset(held),
             shares,
+            repeated,
             frozenset(n for n, position in readable if not self.segment.args[position].writes),
             all(position not in self._written_by_others for _, position in readable),
         )
@@ -411,13 +415,18 @@ class _Renderer:
                 "    unsigned awaited = gridDim.x;",
             ]
         )
+        shared = any(function.shares for function in self.distinct)
+        if shared:
+            lines += ["    unsigned item = 0;  // of attention", "    bool further = false;"]
         lines += [
             f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
             *self._place(),
         ]
+        if shared:
+            lines.append("            if (!further) item = own.x;")
         if not self.independent:
             lines += [
-                "            if (record[1]) {",
+                f"            if (record[1]{' && !further' * shared}) {{",
                 "                ost::arrive_and_wait(arrived, awaited);",
                 "                awaited += gridDim.x;",
                 "            }",
@@ -432,17 +441,24 @@ class _Renderer:
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
             name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
             lines.append(f"            case {function.number}:")
+            further = []
             if function.shares:
                 items, each, *strides = function.shares
                 place = ["{0}", "{1}"]
-                lines.append(f"            for (int i = own.x; i < {items}; i += all.x)")
                 given = [
-                    f"{argument} + i / {each} * {stride}LL" if stride else argument
+                    f"{argument} + (long long)(item / {each}) * {stride}" if stride else argument
                     for argument, stride in zip(given, strides, strict=True)
                 ]
+                if function.repeated:
+                    place = ["{item}", f"{{{items}}}"]
+                    further = [
+                        "                item += all.x;",
+                        f"                further = item < {items};",
+                        f"                if (further) i -= {function.repeated + 1};",
+                    ]
             ring = ["ring"] * (function.stream is not None)
             call = ", ".join([*place, "pool", *ring, *given, "variables"])
-            lines.append(f"                {name}({call});")
+            lines += [f"                {name}({call});", *further]
             lines.append("            break;")
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
         return [*lines, "            }", "    }", *last]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
     from ostinato.backends.cuda.render import attention_parts, streamed_rows
+    from ostinato.backends.cuda.rules.segment_shares import Shares
     from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim
 else:
@@ -45,8 +46,11 @@ _BLOCK_BYTES = 32 << 10
 #: Elements of a value whose packets are read where they are, at most.
 _POLLED_ELEMENTS = 64 << 10
 
-#: Rows of a value that travels in packets, and its elements, at most.
+#: Rows of a value that travels in packets to blocks that read all of it, and its elements, at most.
 _PACKET_ROWS, _PACKET_ELEMENTS = 4, 8 << 10
+
+#: Elements of a value that travels in packets of which blocks read a share each, at most.
+_SHARED_ELEMENTS = 64 << 10
 
 
 class Way(enum.Enum):
@@ -66,13 +70,15 @@ class Ways:
     Args:
         calls: that become the parts, in order.
         outside: buffers that others read, too.
+        shares: the calls that blocks could run for shares.
 
     Attributes:
         everywhere: the calls that every block runs for itself.
         tiles_of: by call, the one before it whose tiles go to the same blocks.
     """
 
-    def __init__(self, calls: Sequence[Call], outside: Set[LoweredBuffer]) -> None:
+    def __init__(self, calls: Sequence[Call], outside: Set[LoweredBuffer], shares: Shares) -> None:
+        self._shares = shares
         self._writer: dict[LoweredBuffer, Call] = {}
         self._readers: dict[LoweredBuffer, list[Call]] = {}
         self._ways: dict[LoweredBuffer, Way] = {}
@@ -120,9 +126,10 @@ class Ways:
         """The ways of a call's results; those of the calls before it are known."""
         own = [buffer for buffer in call.writes() if buffer in self._own]
         others = [buffer for buffer in call.writes() if buffer not in self._own]
+        most = _REPEATED_STORES if others else _REPEATED_POINTS
         if (
-            _is_repeatable(call, _REPEATED_STORES if others else _REPEATED_POINTS)
-            and all(map(_is_short, own))
+            _is_repeatable(call, most * max(map(self._shares.count, call.writes()), default=1))
+            and all(map(self._is_short, own))
             and all(self._may_repeat(call, buffer) for buffer in others)
         ):
             self.everywhere.add(call)
@@ -136,7 +143,9 @@ class Ways:
         for buffer in own:
             if self._reads_tiles(call, buffer):
                 self._ways[buffer] = Way.TILES
-            elif _is_sendable(call, buffer):
+            elif self._is_short(buffer) and _is_sendable(
+                call, buffer, shared=buffer in self._shares.sizes
+            ):
                 self._ways[buffer] = Way.PACKETS
 
     def _may_repeat(self, call: Call, buffer: LoweredBuffer) -> bool:
@@ -154,6 +163,10 @@ class Ways:
             and bool(self._readers.get(buffer))
             and all(store.update == "set" for store in stores)
         )
+
+    def _is_short(self, buffer: LoweredBuffer) -> bool:
+        """Whether every block may have a value, or its share of it, in its memory."""
+        return 0 < buffer.nbytes <= _BLOCK_BYTES * self._shares.count(buffer)
 
     def _is_polled(self, call: Call, buffer: LoweredBuffer) -> bool:
         """Whether the results of parts of attention are read by the kernel that adds them up."""
@@ -194,26 +207,27 @@ def _is_repeatable(call: Call, most: int) -> bool:
     return False
 
 
-def _is_short(buffer: LoweredBuffer) -> bool:
-    """Whether every block may have a value in its memory."""
-    return 0 < buffer.nbytes <= _BLOCK_BYTES
+def _is_sendable(call: Call, buffer: LoweredBuffer, *, shared: bool) -> bool:
+    """Whether a result may travel in packets: a few rows of elements, each written once.
 
-
-def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
-    """Whether a result may travel in packets: a few rows of elements, each written once."""
+    Args:
+        call: a product, or the sum of parts of attention.
+        buffer: the result.
+        shared: whether blocks read a share of it each.
+    """
     kernel, shape = call.kernel, buffer.type.shape
     assert isinstance(kernel, Matmul | PartsKernel)
     stores = kernel.stores if isinstance(kernel, Matmul) else (kernel.store,)
     position = call.buffers.index(buffer)
     own = [store for store in stores if store.buffer == position]
-    few = isinstance(kernel, PartsKernel) or max_extent(kernel.m) <= _PACKET_ROWS
+    few = shared or isinstance(kernel, PartsKernel) or max_extent(kernel.m) <= _PACKET_ROWS
+    most = _SHARED_ELEMENTS if shared else _PACKET_ELEMENTS
     elements = buffer.nbytes // buffer.type.dtype.itemsize
     return (
         few
         and all(isinstance(size, int) for size in shape)
         and buffer.type.dtype in (FLOAT32, FLOAT16, BFLOAT16)
-        and 0 < elements <= _PACKET_ELEMENTS
-        and _is_short(buffer)
+        and 0 < elements <= most
         and call.buffers.count(buffer) == 1
         and len(own) == 1
         and own[0].update == "set"
