@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import streamed_rows
+from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.records import dataclass, replace
 from ostinato.variables import bounds
@@ -34,6 +35,7 @@ class Form:
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
         held: the arguments that are in shared memory.
+        padded: those of them whose rows are 16 bytes apart, with the elements of a row.
         shares: where it is run for shares: the items of the part that reads them, the items of each
             share, then by argument, elements from one share to the next.
         repeated: of the part that reads shares, those in front of it that are run for these.
@@ -47,6 +49,7 @@ class Form:
     sent: frozenset[int]
     polled: frozenset[int]
     held: frozenset[int]
+    padded: tuple[tuple[int, int], ...] = ()
     shares: tuple[int, ...] = ()
     repeated: int = 0
     lasting: frozenset[int] = frozenset()
@@ -80,10 +83,14 @@ class SegmentFunction:
         if how.streams:
             assert isinstance(kernel, Matmul)
             self.stream = streamed_rows.stream_of(kernel)
-            body = streamed_rows.body(kernel, how.held)
+            body = streamed_rows.body(kernel, how.held, frozenset(n for n, _ in how.padded))
             self.blocks, dynamic = streamed_rows.tiles(kernel), 0
         else:
-            body, launch = kernel.body(target), kernel.launch(target)
+            launch = kernel.launch(target)
+            if isinstance(kernel, ReceivePackets) and how.padded:
+                body = kernel.padded_body(dict(how.padded))
+            else:
+                body = kernel.body(target)
             self.blocks, dynamic = launch.grid, launch.shared_bytes
         assert body is not None, f"{kernel.name} is part of a segment"
         if isinstance(kernel, CudaLoopNest) and part.everywhere and part.shares_of is None:

@@ -16,10 +16,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
+from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.segment_functions import Form, SegmentFunction
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.records import replace
@@ -94,6 +96,7 @@ class _Renderer:
     def _collect(self) -> None:
         """The functions of all parts, each once."""
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
+        self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
         for number, part in enumerate(self.segment.parts):
@@ -108,6 +111,7 @@ class _Renderer:
         sent: set[int] = set()
         polled: set[int] = set()
         held: set[int] = set()
+        padded = {}
         whole = isinstance(part.kernel, ClearPackets | ReceivePackets)
         for number, (arg, position) in enumerate(
             zip(part.kernel.args, part.arguments, strict=True)
@@ -115,6 +119,8 @@ class _Renderer:
             space = self.segment.space(position)
             if space is None:
                 continue
+            if space.kind is SpaceKind.BLOCK and (row := self._padded.get(position)):
+                padded[number] = row
             if space.kind is SpaceKind.BLOCK and streams:
                 held.add(number)
             elif space.kind is SpaceKind.PACKETS and not whole:
@@ -141,11 +147,30 @@ class _Renderer:
             frozenset(sent),
             frozenset(polled),
             frozenset(held),
+            tuple(sorted(padded.items())),
             shares,
             repeated,
             frozenset(n for n, position in readable if not self.segment.args[position].writes),
             all(position not in self._written_by_others for _, position in readable),
         )
+
+    def _padded_rows(self) -> dict[int, int]:
+        """The values in the memory of a block whose rows are apart, with the elements of a row.
+
+        These are the left operands of products by what comes through the ring, and nothing else.
+        """
+        found: dict[int, set[int]] = {}
+        for part in self.segment.parts if self.streams else ():
+            kernel, received = part.kernel, isinstance(part.kernel, ReceivePackets)
+            for number, position in enumerate(part.arguments):
+                space = self.segment.space(position)
+                if space is None or space.kind is not SpaceKind.BLOCK or received:
+                    continue
+                row = 0
+                if part.streams and isinstance(kernel, Matmul):
+                    row = streamed_rows.padded_row(kernel, number)
+                found.setdefault(position, set()).add(row)
+        return {position: min(rows) for position, rows in found.items() if len(rows) == 1}
 
     @cached_property
     def _written_by_others(self) -> set[int]:

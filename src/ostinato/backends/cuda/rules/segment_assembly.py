@@ -240,7 +240,10 @@ class Assembly:
     def _held_bytes(self, buffer: LoweredBuffer) -> int:
         """Bytes of a value in the memory of a block, which may have a share of it."""
         found = self._shares.sizes.get(buffer)
-        return buffer.nbytes if found is None else found[1] * buffer.type.dtype.itemsize
+        if found is not None:
+            return found[1] * buffer.type.dtype.itemsize
+        received = self._ways.way(buffer) is Way.PACKETS
+        return buffer.nbytes + streamed_rows.MOST_PADDING * received
 
     def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
         """The memory of values, and the shared memory that they need."""

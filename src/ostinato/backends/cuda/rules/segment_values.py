@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.render import attention_parts, streamed_rows
     from ostinato.backends.cuda.rules.segment_shares import Shares
+    from ostinato.lower.loopir.nodes import Statement
     from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim
 else:
@@ -43,14 +44,14 @@ _REPEATED_POINTS, _REPEATED_STORES = 8 << 10, 2 << 10
 #: Bytes of a value that every block has, at most.
 _BLOCK_BYTES = 32 << 10
 
-#: Elements of a value whose packets are read where they are, at most.
+#: Elements of a value whose packets are read where they are, or share by share, at most.
 _POLLED_ELEMENTS = 64 << 10
 
-#: Rows of a value that travels in packets to blocks that read all of it, and its elements, at most.
-_PACKET_ROWS, _PACKET_ELEMENTS = 4, 8 << 10
+#: Elements of a value of which blocks receive all packets, at most.
+_PACKET_ELEMENTS = 16 << 10
 
-#: Elements of a value that travels in packets of which blocks read a share each, at most.
-_SHARED_ELEMENTS = 64 << 10
+#: Rows of such a value, at most, if other parts than products read it: those need it in any case.
+_PACKET_ROWS = 4
 
 
 class Way(enum.Enum):
@@ -138,14 +139,15 @@ class Ways:
             return
         if isinstance(call.kernel, AttentionKernel):
             self._ways |= {buffer: Way.POLLED for buffer in own if self._is_polled(call, buffer)}
-        if not isinstance(call.kernel, Matmul | PartsKernel):
             return
         for buffer in own:
-            if self._reads_tiles(call, buffer):
+            if isinstance(call.kernel, Matmul) and self._reads_tiles(call, buffer):
                 self._ways[buffer] = Way.TILES
-            elif self._is_short(buffer) and _is_sendable(
-                call, buffer, shared=buffer in self._shares.sizes
-            ):
+            elif not _is_sendable(call, buffer):
+                continue
+            elif buffer not in self._shares.sizes and self._is_read_in_place(buffer):
+                self._ways[buffer] = Way.POLLED
+            elif self._is_received(call, buffer):
                 self._ways[buffer] = Way.PACKETS
 
     def _may_repeat(self, call: Call, buffer: LoweredBuffer) -> bool:
@@ -181,6 +183,27 @@ class Ways:
             and elements <= _POLLED_ELEMENTS
         )
 
+    def _is_read_in_place(self, buffer: LoweredBuffer) -> bool:
+        """Whether blocks read only some elements of a result each: packets of these will do."""
+        readers = self._readers.get(buffer, [])
+        short = buffer.nbytes // buffer.type.dtype.itemsize <= _POLLED_ELEMENTS
+        return bool(readers) and short and all(_reads_some(reader, buffer) for reader in readers)
+
+    def _is_received(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether blocks have room for a result, or for their share of it."""
+        elements = buffer.nbytes // buffer.type.dtype.itemsize
+        if buffer in self._shares.sizes:
+            return self._is_short(buffer) and elements <= _POLLED_ELEMENTS
+        kernel = call.kernel
+        few = isinstance(kernel, Matmul) and max_extent(kernel.m) <= _PACKET_ROWS
+        readers = self._readers.get(buffer, [])
+        wanted = bool(readers) and all(isinstance(reader.kernel, Matmul) for reader in readers)
+        return (
+            self._is_short(buffer)
+            and elements <= _PACKET_ELEMENTS
+            and (few or wanted or isinstance(kernel, PartsKernel))
+        )
+
     def _reads_tiles(self, call: Call, buffer: LoweredBuffer) -> bool:
         """Whether all that read a result do so tile by tile; then they are bound to its blocks."""
         readers = self._readers.get(buffer, [])
@@ -207,32 +230,47 @@ def _is_repeatable(call: Call, most: int) -> bool:
     return False
 
 
-def _is_sendable(call: Call, buffer: LoweredBuffer, *, shared: bool) -> bool:
-    """Whether a result may travel in packets: a few rows of elements, each written once.
-
-    Args:
-        call: a product, or the sum of parts of attention.
-        buffer: the result.
-        shared: whether blocks read a share of it each.
-    """
+def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
+    """Whether a result may travel in packets: floats, each written once."""
     kernel, shape = call.kernel, buffer.type.shape
-    assert isinstance(kernel, Matmul | PartsKernel)
-    stores = kernel.stores if isinstance(kernel, Matmul) else (kernel.store,)
     position = call.buffers.index(buffer)
-    own = [store for store in stores if store.buffer == position]
-    few = shared or isinstance(kernel, PartsKernel) or max_extent(kernel.m) <= _PACKET_ROWS
-    most = _SHARED_ELEMENTS if shared else _PACKET_ELEMENTS
-    elements = buffer.nbytes // buffer.type.dtype.itemsize
+    stores: Sequence[Statement]
+    if isinstance(kernel, Matmul | PartsKernel):
+        stores = kernel.stores if isinstance(kernel, Matmul) else (kernel.store,)
+    elif _is_plain(call):
+        assert isinstance(kernel, CudaLoopNest)
+        stores = [s for stage in kernel.stages for s in stage.statements]
+    else:
+        return False
+    own = [s for s in stores if isinstance(s, Store) and s.buffer == position]
     return (
-        few
-        and all(isinstance(size, int) for size in shape)
+        all(isinstance(size, int) for size in shape)
         and buffer.type.dtype in (FLOAT32, FLOAT16, BFLOAT16)
-        and 0 < elements <= most
+        and buffer.nbytes > 0
         and call.buffers.count(buffer) == 1
+        and buffer not in call.reads()
         and len(own) == 1
         and own[0].update == "set"
         and not own[0].conditions
+        and not own[0].bindings
     )
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether a call is a loop nest whose threads have points of their own."""
+    kernel = call.kernel
+    return type(kernel) is CudaLoopNest and kernel.parallel and not kernel.scratch_groups
+
+
+def _reads_some(reader: Call, buffer: LoweredBuffer) -> bool:
+    """Whether a block reads only some elements of a value: in an epilogue or a long loop nest."""
+    kernel = reader.kernel
+    if reader.buffers.count(buffer) != 1:
+        return False
+    if isinstance(kernel, Matmul):
+        position = reader.buffers.index(buffer)
+        return all(load.buffer != position for load in _loads(kernel, operands=True))
+    return _is_plain(reader) and not _is_repeatable(reader, _REPEATED_POINTS)
 
 
 def _has_same_tiles(call: Call, reader: Call, buffer: LoweredBuffer) -> bool:
