@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.segment_functions import Form, SegmentFunction
+from ostinato.backends.cuda.render.segment_functions import Form, Operand, SegmentFunction
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
@@ -392,6 +392,11 @@ class _Renderer:
                     given += [self._start(scales), scales.nbytes, scales.piece]
                 fields = ", ".join(map(str, given))
                 lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
+            elif (operand := self._brought(function)) is not None:
+                start = f"(const unsigned char*)at[record[{_FIELDS + operand.argument}]]"
+                size = operand.nbytes  # one row, of blocks that have the part
+                fields = f"{start} + {operand.offset}, 1, {size}, {size}, {size}, 1"
+                lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
         return [
             *lines,
             *self._touches(),
@@ -412,7 +417,15 @@ class _Renderer:
     @property
     def _touching(self) -> list[SegmentFunction]:
         """The functions whose operands the warp that fills the ring brings into the cache."""
-        return [f for f in self.distinct if f.body.touch] if self.streams else []
+        if not self.streams:
+            return []
+        return [f for f in self.distinct if f.body.touch and self._brought(f) is None]
+
+    def _brought(self, function: SegmentFunction) -> Operand | None:
+        """The operand of a loop nest that comes through the ring, as a stage of its own."""
+        operand = function.operand
+        fits = self.streams and operand is not None and operand.nbytes <= self.slot_bytes
+        return operand if fits else None
 
     def _touches(self) -> list[str]:
         """The cases of these functions."""
@@ -466,8 +479,18 @@ class _Renderer:
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
             name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
             lines.append(f"            case {function.number}:")
-            further = []
-            if function.shares:
+            before, further = [], []
+            if (operand := self._brought(function)) is not None:
+                number, offset = operand.argument, operand.offset
+                before = ["            {", "                const auto stage = ring.await();"]
+                given[number] = f"({types[number]})(stage - {offset})"
+                further = [
+                    "                OST_SYNC();",
+                    "                if (threadIdx.x / 32 < ost::ring::sharing) ring.release();",
+                    "                ring.advance();",
+                    "            }",
+                ]
+            elif function.shares:
                 items, each, *strides = function.shares
                 place = ["{0}", "{1}"]
                 given = [
@@ -483,7 +506,7 @@ class _Renderer:
                     ]
             ring = ["ring"] * (function.stream is not None)
             call = ", ".join([*place, "pool", *ring, *given, "variables"])
-            lines += [f"                {name}({call});", *further]
+            lines += [*before, f"                {name}({call});", *further]
             lines.append("            break;")
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
         return [*lines, "            }", "    }", *last]
