@@ -190,9 +190,14 @@ class _Renderer:
         return _whole(8 * (len(self.segment.args) + len(self.segment.spaces)))
 
     @property
+    def table_size(self) -> int:
+        """Numbers of the table of records, with the parts behind them that need fetching."""
+        return self.width * len(self.segment.parts) + len(self._fetched)
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of the table of records."""
-        return _whole(2 * self.width * len(self.segment.parts))
+        return _whole(2 * self.table_size)
 
     @property
     def variable_start(self) -> int:
@@ -277,8 +282,7 @@ class _Renderer:
                 *self._addresses(),
                 f"    unsigned short* const records = (unsigned short*)(memory + "
                 f"{self.address_bytes});",
-                f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
-                f"i += {block})",
+                f"    for (int i = threadIdx.x; i < {self.table_size}; i += {block})",
                 f"        records[i] = {name}_records[i];",
                 f"    long long* const variables = (long long*)(memory + {self.variable_start});",
                 f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
@@ -322,8 +326,10 @@ class _Renderer:
             fields = [function.number, int(waits), shared, first, working, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
-        size = len(rows) * self.width
-        head = f"static __device__ const unsigned short {self.segment.name}_records[{size}] = {{"
+        if self._fetched:
+            rows.append(f"    {', '.join(map(str, self._fetched))},")
+        name = f"{self.segment.name}_records[{self.table_size}]"
+        head = f"static __device__ const unsigned short {name} = {{"
         return "\n".join([head, *rows, "};"])
 
     def _blocks(self) -> list[tuple[int, int]]:
@@ -378,7 +384,8 @@ class _Renderer:
             "    __syncthreads();",
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             "        ost::ring filled = ring;  // in registers: no function has its address",
-            f"        for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
+            f"        for (int n = 0; n < {len(self._fetched)}; n++) {{",
+            f"            const int i = records[{self.width * len(self.segment.parts)} + n];",
             *self._place(),
             "            ost::rows_of_memory those;",
             "            switch (record[0]) {",
@@ -400,7 +407,6 @@ class _Renderer:
         return [
             *lines,
             *self._touches(),
-            "            default: continue;",
             "            }",
             "            filled.fetch(own, all, those);",
             "        }",
@@ -420,6 +426,17 @@ class _Renderer:
         if not self.streams:
             return []
         return [f for f in self.distinct if f.body.touch and self._brought(f) is None]
+
+    @property
+    def _fetched(self) -> list[int]:
+        """The parts for which the warp that fills the ring fetches something, in their order."""
+        if not self.streams:
+            return []
+        return [
+            number
+            for number, f in enumerate(self.functions)
+            if f.stream is not None or f.body.touch or self._brought(f) is not None
+        ]
 
     def _brought(self, function: SegmentFunction) -> Operand | None:
         """The operand of a loop nest that comes through the ring, as a stage of its own."""

@@ -86,6 +86,7 @@ $left
     for (long long first = own.x; first * $width < columns; first += all.x * $together) {
 $multiply
         OST_SYNC();
+#pragma unroll 1
         for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
             const int t = i / ($rows * $width);
             const long long m = i / $width % $rows, n = (first + t * all.x) * $width + i % $width;
