@@ -360,14 +360,45 @@ def test_readers_compute_what_follows_from_another_result(session: ost.Session, 
 def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
     d = Draw(ost.Graph("kept"), np.random.default_rng(4))
     g, x = d.g, d.of((8, 64), "float32")
-    w = g.param("w", (64, 64), "float32", value=square(d))
+    values = d.rng.standard_normal((64, 2048)).astype(np.float32) / 64
+    w = g.param("w", (64, 2048), "float32", value=values)
     h = g.rms_norm(x, d.of((64,), "float32"))
-    y = g.matmul(h, w)  # too many rows for packets
-    g.set_outputs([h, g.matmul(y, w)])  # `h` is a result
+    y = g.matmul(h, w)  # too long for packets
+    g.set_outputs([h, g.matmul(y, g.permute_dims(w, (1, 0)))])  # `h` is a result
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
     (segment,) = segments_of(session.compile(g))
     assert not segment.spaces
     assert segment.parts[-1].level == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, 13, 16])
+def test_several_rows_go_from_part_to_part_without_barriers(
+    session: ost.Session, rows: int, dtype: str
+) -> None:
+    """The norms are long enough that blocks share their rows, and send them to all products."""
+    d = Draw(ost.Graph("rows"), np.random.default_rng(rows))
+    g, width = d.g, 640
+    x = d.of((rows, width), dtype)
+
+    def weight(count: int, columns: int) -> ost.Value:
+        values = (d.rng.standard_normal((count, columns)) / np.sqrt(count)).astype(np.float32)
+        made = values.astype(x.dtype.numpy)
+        return g.param(f"w{len(g.params)}", values.shape, dtype, value=made)
+
+    for _ in range(2):
+        h = g.rms_norm(x, d.of((width,), dtype))
+        left, right = g.matmul(h, weight(width, 48)), g.matmul(h, weight(width, 32))
+        mixed = g.concat([g.silu(left), right], axis=1)
+        x = g.add(x, g.matmul(mixed, weight(80, width)))
+    g.set_outputs([g.rms_norm(x, d.of((width,), dtype))])
+    apart = ost.CompileOptions(segment_exchange=False)
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, apart)])
+    (segment,) = segments_of(session.compile(g))
+    (other,) = segments_of(session.compile(g, options=apart))
+    assert segment.parts[-1].level <= 3 < other.parts[-1].level
+    for arch in ("sm_80", "sm_90"):
+        compile_text(segment.source(CudaTarget.of_arch(arch)), arch)
 
 
 def test_values_that_do_not_fit_in_a_block_stay_in_memory(session: ost.Session) -> None:

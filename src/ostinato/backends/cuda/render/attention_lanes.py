@@ -1,9 +1,9 @@
 """Rendering attention for the few rows of a generated token, whose keys are rows of vectors.
 
 A few neighbouring lanes share a key: each has some features of it, of its value and of all queries,
-in registers, and loads the next keys before it goes on with these. Threads have a softmax each; what
-they have found is added up at the end, in a fixed order. So the keys and the values of many threads
-are on their way from memory at once, and there is but one barrier.
+in registers, and loads the next keys before it goes on with these. Threads have a softmax each, and
+what they have found is added up at the end, in a fixed order. So the keys of many threads are on
+their way from memory at once, and there is but one barrier.
 """
 
 from __future__ import annotations
