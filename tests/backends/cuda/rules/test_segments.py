@@ -372,7 +372,7 @@ def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("rows", [1, 2, 5, 8, 13, 16])
+@pytest.mark.parametrize("rows", [1, 5, 13])
 def test_several_rows_go_from_part_to_part_without_barriers(
     session: ost.Session, rows: int, dtype: str
 ) -> None:
@@ -388,15 +388,16 @@ def test_several_rows_go_from_part_to_part_without_barriers(
 
     for _ in range(2):
         h = g.rms_norm(x, d.of((width,), dtype))
-        left, right = g.matmul(h, weight(width, 48)), g.matmul(h, weight(width, 32))
-        mixed = g.concat([g.silu(left), right], axis=1)
-        x = g.add(x, g.matmul(mixed, weight(80, width)))
+        mixed = g.multiply(g.silu(g.matmul(h, weight(width, 48))), g.matmul(h, weight(width, 48)))
+        x = g.add(x, g.matmul(mixed, weight(48, width)))
     g.set_outputs([g.rms_norm(x, d.of((width,), dtype))])
     apart = ost.CompileOptions(segment_exchange=False)
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, apart)])
     (segment,) = segments_of(session.compile(g))
     (other,) = segments_of(session.compile(g, options=apart))
-    assert segment.parts[-1].level <= 3 < other.parts[-1].level
+    fits = rows * width * x.dtype.itemsize <= 32 << 10
+    assert (segment.parts[-1].level == 1) is fits
+    assert segment.parts[-1].level < other.parts[-1].level
     for arch in ("sm_80", "sm_90"):
         compile_text(segment.source(CudaTarget.of_arch(arch)), arch)
 

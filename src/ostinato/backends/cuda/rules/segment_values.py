@@ -50,7 +50,7 @@ _POLLED_ELEMENTS = 64 << 10
 #: Elements of a value of which blocks receive all packets, at most.
 _PACKET_ELEMENTS = 16 << 10
 
-#: Rows of such a value, at most, if other parts than products read it: those need it in any case.
+#: Rows of such a value, at most, if parts read it whose blocks do not need all of it.
 _PACKET_ROWS = 4
 
 
@@ -197,7 +197,10 @@ class Ways:
         kernel = call.kernel
         few = isinstance(kernel, Matmul) and max_extent(kernel.m) <= _PACKET_ROWS
         readers = self._readers.get(buffer, [])
-        wanted = bool(readers) and all(isinstance(reader.kernel, Matmul) for reader in readers)
+        wanted = bool(readers) and all(
+            isinstance(reader.kernel, Matmul) or _is_repeatable(reader, _REPEATED_POINTS)
+            for reader in readers
+        )
         return (
             self._is_short(buffer)
             and elements <= _PACKET_ELEMENTS
