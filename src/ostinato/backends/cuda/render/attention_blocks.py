@@ -3,7 +3,7 @@
 A warp has one or two tiles of 16 rows of queries in registers, and reads what it multiplies them by
 from shared memory once for both. Tiles of keys and values pass through shared memory, one on its
 way while another is used. The scores of a warp's rows become weights where they are, in registers,
-which is where the second product needs them; what was summed before is scaled down whenever a much
+which is where the second product needs them; what was summed before is scaled down whenever a
 greater score turns up.
 
 Only tiles at the ends of the keys that a block's rows attend to need conditions on each key.
@@ -52,9 +52,6 @@ _FILLED = 256
 
 _LOG2E = math.log2(math.e)
 
-#: Powers of 2 by which weights may exceed 1.
-_SLACK = "8.0f"
-
 
 @dataclass(frozen=True)
 class _Block:
@@ -63,10 +60,12 @@ class _Block:
     Attributes:
         warps: of the block.
         tiles: of 16 rows that a warp has.
+        groups: whether groups of four warps multiply together.
     """
 
     warps: int
     tiles: int
+    groups: bool = False
 
     @property
     def threads(self) -> int:
@@ -77,11 +76,21 @@ class _Block:
         return 16 * self.warps * self.tiles
 
 
-#: The shapes of blocks, largest first.
+#: Powers of 2 by which weights may exceed 1.
+_SLACK = "8.0f"
+
+#: The shapes of blocks, largest first, and those of groups of warps.
 _BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
+_GROUPS = (_Block(8, 1, groups=True), _Block(4, 1, groups=True))
+
+#: Warps of a multiprocessor whose rows are narrow, and wide, where groups of warps multiply.
+_NARROW_WARPS, _WIDE_WARPS = 16, 8
+
+#: Elements of a line in shared memory, where tensor cores read that themselves.
+_PANEL = 64
 
 _BODY = Template("""\
-    extern __shared__ __align__(16) unsigned char ${name}_memory[];
+    extern __shared__ __align__(1024) unsigned char ${name}_memory[];
     unsigned short* const stages = (unsigned short*)${name}_memory;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const long long row_blocks = (rows + $block - 1) / $block;
@@ -133,41 +142,22 @@ $value_sources
 $load_keys
 $load_values
         };
-        for (int number = 0; number < $stages - 1; number++) {
+        for (int number = 0; number < $ahead; number++) {
             if (number < tiles)
                 load(number);
             ost::copy_commit();
         }
         for (int number = 0; number < tiles; number++) {
-            ost::copy_wait<$stages - 2>();
+            ost::copy_wait<$ahead - 1>();
+$show
             __syncthreads();  // so all warps are done with the tile that the next one replaces
-            if (number + $stages - 1 < tiles)
-                load(number + $stages - 1);
+            if (number + $ahead < tiles)
+                load(number + $ahead);
             ost::copy_commit();
             const unsigned short* const loaded_keys = stages + number % $stages * $stage;
             const unsigned short* const loaded_values = loaded_keys + $key_elements;
-            float scores[$tiles][$keys / 8][4] = {};
-#pragma unroll
-            for (int i = 0; i < $depth / 16; i++) {
-#pragma unroll
-                for (int j = 0; j < $keys / 16; j++) {
-                    unsigned b[4];
-                    ost::load_matrices(
-                        b,
-                        loaded_keys + (j * 16 + lane / 16 * 8 + lane % 8) * $key_pitch + i * 16
-                            + lane / 8 % 2 * 8
-                    );
-#pragma unroll
-                    for (int r = 0; r < $tiles; r++) {
-                        ost::multiply_tiles(
-                            scores[r][2 * j], query[r][i], b[0], b[1], ost::${format}_format()
-                        );
-                        ost::multiply_tiles(
-                            scores[r][2 * j + 1], query[r][i], b[2], b[3], ost::${format}_format()
-                        );
-                    }
-                }
-            }
+            float scores[$tiles][$keys / 8][4]$cleared;
+$multiply_queries
             const long long start = low + (long long)number * $keys;
 $score
 #pragma unroll
@@ -205,6 +195,57 @@ $score
                     }
                 }
             }
+$multiply_weights
+        }
+$end
+        ost::copy_wait<0>();
+#pragma unroll
+        for (int r = 0; r < $tiles; r++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                totals[r][half] += __shfl_xor_sync(0xFFFFFFFFu, totals[r][half], 1);
+                totals[r][half] += __shfl_xor_sync(0xFFFFFFFFu, totals[r][half], 2);
+                const float weights = totals[r][half];
+                const float factor = weights == 0 ? 1 : 1 / weights;
+                const long long m = own_row + r * 16 + half * 8;
+                if (m < rows) {
+#pragma unroll
+                    for (int j = 0; j < $features / 4; j++) {
+                        const long long n = j / 2 * 8 + t * 2 + j % 2;
+                        const float total = sums[r][j / 2][2 * half + j % 2] * factor;
+$store
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+""")
+
+#: The products of queries and keys, and of weights and values, by each warp.
+_SCORES_OF_WARPS = Template("""\
+#pragma unroll
+            for (int i = 0; i < $depth / 16; i++) {
+#pragma unroll
+                for (int j = 0; j < $keys / 16; j++) {
+                    unsigned b[4];
+                    ost::load_matrices(
+                        b,
+                        loaded_keys + (j * 16 + lane / 16 * 8 + lane % 8) * $key_pitch + i * 16
+                            + lane / 8 % 2 * 8
+                    );
+#pragma unroll
+                    for (int r = 0; r < $tiles; r++) {
+                        ost::multiply_tiles(
+                            scores[r][2 * j], query[r][i], b[0], b[1], ost::${format}_format()
+                        );
+                        ost::multiply_tiles(
+                            scores[r][2 * j + 1], query[r][i], b[2], b[3], ost::${format}_format()
+                        );
+                    }
+                }
+            }""")
+_SUMS_OF_WARPS = Template("""\
 #pragma unroll
             for (int i = 0; i < $keys / 16; i++) {
                 unsigned a[$tiles][4];
@@ -234,31 +275,50 @@ $score
                         );
                     }
                 }
-            }
-        }
-        ost::copy_wait<0>();
+            }""")
+
+#: The same by groups of four warps, for which tensor cores read keys and values themselves. The
+#: sums are waited for with the next scores.
+_SCORES_OF_GROUPS = Template("""\
+            ost::group_registers(query);
+            ost::group_begin();
+            ost::multiply_group<false, false>(
+                scores[0], query[0][0], loaded_keys, 0, 0, ost::${format}_format()
+            );
 #pragma unroll
-        for (int r = 0; r < $tiles; r++) {
+            for (int i = 1; i < $depth / 16; i++)
+                ost::multiply_group<false>(
+                    scores[0], query[0][i], loaded_keys + i / 4 * $keys * ost::panel, i % 4 * 16, 0,
+                    ost::${format}_format()
+                );
+            ost::group_commit();
+            ost::group_wait<0>();
+            ost::group_registers(scores);
+            ost::group_registers(sums);""")
+_SUMS_OF_GROUPS = Template("""\
+            unsigned weights[$keys / 16][4];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                totals[r][half] += __shfl_xor_sync(0xFFFFFFFFu, totals[r][half], 1);
-                totals[r][half] += __shfl_xor_sync(0xFFFFFFFFu, totals[r][half], 2);
-                const float weights = totals[r][half];
-                const float factor = weights == 0 ? 1 : 1 / weights;
-                const long long m = own_row + r * 16 + half * 8;
-                if (m < rows) {
+            for (int i = 0; i < $keys / 16; i++) {
 #pragma unroll
-                    for (int j = 0; j < $features / 4; j++) {
-                        const long long n = j / 2 * 8 + t * 2 + j % 2;
-                        const float total = sums[r][j / 2][2 * half + j % 2] * factor;
-$store
-                    }
+                for (int part = 0; part < 4; part++) {
+                    const float* const pair = &scores[0][2 * i + part / 2][part % 2 * 2];
+                    weights[i][part] =
+                        ost::pair_bits(pair[0], pair[1], ost::${format}_format());
                 }
             }
-        }
-        __syncthreads();
-    }
-""")
+            ost::group_registers(weights);
+            ost::group_registers(sums);
+            ost::group_begin();
+#pragma unroll
+            for (int i = 0; i < $keys / 16; i++)
+                ost::multiply_group<true>(
+                    sums[0], weights[i], loaded_values, i * 16, $keys * ost::panel,
+                    ost::${format}_format()
+                );
+            ost::group_commit();""")
+_SUMS_AT_THE_END = """\
+        ost::group_wait<0>();
+        ost::group_registers(sums);"""
 
 #: The rows of a block, where all have as many keys.
 _IN_ORDER = Template("""\
@@ -339,7 +399,7 @@ _CHUNKS = Template("""\
                 const int place = chunk % ($length / $chunk) * $chunk;
                 if ($whole || line < $keys)
                     ost::copy_async(
-                        loaded_${what}s + line * $pitch + place,
+                        loaded_${what}s + $slot,
                         ${what}_from[i] + number * ${what}_step, line < left
                     );
             }""")
@@ -354,40 +414,51 @@ def fits(attention: AttentionKernel) -> bool:
 
 def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for some rows, or a few waves."""
-    block = _block(attention)
+    block = _block(attention, target)
     row_blocks = -(-max_extent(attention.spec.m) // block.rows)
     blocks = bounds(attention.points)[1] * row_blocks
-    stages = _stages(attention) * 2 * _KEYS * sum(_pitches(attention))
+    stages = _stages(attention, block) * 2 * _KEYS * sum(_pitches(attention, block))
     early = target.starts_kernels_early
     return Launch(grid_of(blocks, target), block.threads, stages, programmatic=early)
 
 
 def source(attention: AttentionKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel."""
-    spec, block = attention.spec, _block(attention)
+    spec, block = attention.spec, _block(attention, target)
     frame = Frame(attention, spec.operands, [spec.store])
     batch, names = frame.unravel(spec.batch, "point", 2)
     names |= {spec.m: "m", spec.key: "key", spec.depth: "d", spec.column: "n"}
     key_load, value_load = loads_of(attention)
     assert key_load is not None
     assert value_load is not None
-    key_pitch, value_pitch = _pitches(attention)
-    key_sources, load_keys = _chunks(frame, attention, key_load, "key", spec.depth, names)
-    value_sources, load_values = _chunks(frame, attention, value_load, "value", spec.column, names)
-    places = {"keys": _KEYS, "tiles": block.tiles, "minus_infinity": _MINUS_INFINITY}
+    chunks = _Chunks(frame, attention, block, names)
+    key_sources, load_keys = chunks.text(key_load, "key", spec.depth)
+    value_sources, load_values = chunks.text(value_load, "value", spec.column)
+    key_pitch, value_pitch = _pitches(attention, block)
+    stages = _stages(attention, block)
+    places: dict[str, object] = {
+        "keys": _KEYS,
+        "tiles": block.tiles,
+        "minus_infinity": _MINUS_INFINITY,
+        "depth": max_extent(spec.depth),
+        "features": attention.features,
+        "key_pitch": key_pitch,
+        "value_pitch": value_pitch,
+        "format": spec.q.dtype.name,
+    }
     if _plain(attention):
         limits, holds = _limits(attention)
         score = _PLAIN.substitute(places, limits=limits, holds=holds)
     else:
         found = score_text(attention, frame, names, 7, "product", "score")
         score = _GENERAL.substitute(places, score=found)
+    of_queries = _SCORES_OF_GROUPS if block.groups else _SCORES_OF_WARPS
+    of_weights = _SUMS_OF_GROUPS if block.groups else _SUMS_OF_WARPS
     body = _BODY.substitute(
         places,
         name=attention.name,
         block=block.rows,
         own_rows=16 * block.tiles,
-        depth=max_extent(spec.depth),
-        features=attention.features,
         batch=batch,
         order=(_LONGEST_FIRST if spec.causal else _IN_ORDER).substitute(block=block.rows),
         range=key_range(attention),
@@ -398,12 +469,15 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         value_sources=value_sources,
         load_keys=load_keys,
         load_values=load_values,
-        stages=_stages(attention),
+        show="            ost::show_to_tensor_cores();" if block.groups else "",
+        cleared="" if block.groups else " = {}",
+        multiply_queries=of_queries.substitute(places),
+        multiply_weights=of_weights.substitute(places),
+        end=_SUMS_AT_THE_END if block.groups else "",
+        stages=stages,
+        ahead=stages - (2 if block.groups else 1),
         stage=_KEYS * (key_pitch + value_pitch),
         key_elements=_KEYS * key_pitch,
-        key_pitch=key_pitch,
-        value_pitch=value_pitch,
-        format=spec.q.dtype.name,
         score=score,
         slack=_SLACK,
         exponent=f"{_LOG2E * (spec.scale if _plain(attention) else 1)!r}f",
@@ -416,26 +490,46 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "length": spec.length,
     }
     early = target.starts_kernels_early
-    return function(attention, body, sizes, block.threads, early=early)
+    warps = _WIDE_WARPS if _is_wide(attention) else _NARROW_WARPS
+    return function(
+        attention,
+        body,
+        sizes,
+        block.threads,
+        before='#include "warpgroups.cuh"\n' if block.groups else "",
+        resident=warps // block.warps if block.groups else 1,
+        early=early,
+    )
 
 
 _MINUS_INFINITY = "ost::number<float>::least()"
 
 
-def _block(attention: AttentionKernel) -> _Block:
+def _block(attention: AttentionKernel, target: CudaTarget) -> _Block:
     """The shape of blocks: the largest that registers hold of which there are enough."""
-    wide = max(max_extent(attention.spec.depth), attention.features) > _KEYS
-    *larger, smallest = _BLOCKS[1:] if wide else _BLOCKS
-    for block in larger:
+
+    def enough(block: _Block, least: int) -> bool:
         row_blocks = -(-max_extent(attention.spec.m) // block.rows)
-        if bounds(attention.points)[1] * row_blocks >= _FILLED:
-            return block
-    return smallest
+        return bounds(attention.points)[1] * row_blocks >= least
+
+    if target.multiplies_by_groups and attention.features in (_PANEL, 2 * _PANEL):
+        large, small = _GROUPS
+        if enough(small, target.multiprocessors):
+            return large if enough(large, 2 * target.multiprocessors) else small
+    *larger, smallest = _BLOCKS[1:] if _is_wide(attention) else _BLOCKS
+    return next((block for block in larger if enough(block, _FILLED)), smallest)
 
 
-def _stages(attention: AttentionKernel) -> int:
+def _is_wide(attention: AttentionKernel) -> bool:
+    """Whether queries or values take more than half of what registers hold of them."""
+    return max(max_extent(attention.spec.depth), attention.features) > _KEYS
+
+
+def _stages(attention: AttentionKernel, block: _Block) -> int:
     """Tiles in shared memory, of which two blocks have room; any GPU has it for two tiles."""
-    tile = 2 * _KEYS * sum(_pitches(attention))
+    tile = 2 * _KEYS * sum(_pitches(attention, block))
+    if block.groups:
+        return max(3, min(4, _SHARED_BYTES // tile))
     return max(2, min(3, _SHARED_BYTES // tile))
 
 
@@ -445,9 +539,12 @@ def _plain(attention: AttentionKernel) -> bool:
     return spec.mask is None and spec.softcap is None and spec.scale > 0
 
 
-def _pitches(attention: AttentionKernel) -> tuple[int, int]:
+def _pitches(attention: AttentionKernel, block: _Block) -> tuple[int, int]:
     """Elements from one key, and from one value, to the next in shared memory."""
-    return max_extent(attention.spec.depth) + _CHUNK, attention.features + _CHUNK
+    depth, features = max_extent(attention.spec.depth), attention.features
+    if block.groups:
+        return -(-depth // _PANEL) * _PANEL, features
+    return depth + _CHUNK, features + _CHUNK
 
 
 def _certain(attention: AttentionKernel) -> str:
@@ -472,34 +569,47 @@ def _limits(attention: AttentionKernel) -> tuple[str, str]:
     return text, " && ".join(holds)
 
 
-def _chunks(
-    frame: Frame,
-    attention: AttentionKernel,
-    load: Load,
-    what: str,
-    along: Symbol,
-    names: Mapping[Symbol, str],
-) -> tuple[str, str]:
-    """Statements that find where chunks come from, and that load a tile of them."""
-    length, threads = max_extent(along), _block(attention).threads
-    chunks = _KEYS * length // _CHUNK
-    step = coefficient(load.index, attention.spec.key)
-    assert step is not None
-    point = frame.point(3, names)
-    point.writer.line(f"{what}_from[i] = b{load.buffer} + {point.index(load.index)};")
-    steps = frame.point(2, names)
-    steps.writer.line(f"const long long {what}_step = {steps.index(step[0] * _KEYS)};")
-    values: dict[str, object] = {
-        "what": what,
-        "count": -(-chunks // threads),
-        "threads": threads,
-        "length": length,
-        "chunk": _CHUNK,
-        "keys": _KEYS,
-        "pitch": length + _CHUNK,
-        "whole": str(chunks % threads == 0).lower(),
-        "along": names[along],
-        "place": point.text,
-        "step": steps.text,
-    }
-    return _SOURCES.substitute(values), _CHUNKS.substitute(values)
+@dataclass(frozen=True)
+class _Chunks:
+    """Statements that load tiles of keys and values.
+
+    Attributes:
+        frame: of the kernel.
+        attention: the kernel.
+        block: the shape of its blocks.
+        names: by axis, the variable that has its value.
+    """
+
+    frame: Frame
+    attention: AttentionKernel
+    block: _Block
+    names: Mapping[Symbol, str]
+
+    def text(self, load: Load, what: str, along: Symbol) -> tuple[str, str]:
+        """Statements that find where chunks come from, and that load a tile of them."""
+        length, threads = max_extent(along), self.block.threads
+        chunks = _KEYS * length // _CHUNK
+        step = coefficient(load.index, self.attention.spec.key)
+        assert step is not None
+        point = self.frame.point(3, self.names)
+        point.writer.line(f"{what}_from[i] = b{load.buffer} + {point.index(load.index)};")
+        steps = self.frame.point(2, self.names)
+        steps.writer.line(f"const long long {what}_step = {steps.index(step[0] * _KEYS)};")
+        slot = f"line * {length + _CHUNK} + place"
+        if self.block.groups:
+            first = f"place / ost::panel * {_KEYS} * ost::panel"
+            slot = f"{first} + ost::in_panel(line, place % ost::panel)"
+        values: dict[str, object] = {
+            "what": what,
+            "count": -(-chunks // threads),
+            "threads": threads,
+            "length": length,
+            "chunk": _CHUNK,
+            "keys": _KEYS,
+            "slot": slot,
+            "whole": str(chunks % threads == 0).lower(),
+            "along": self.names[along],
+            "place": point.text,
+            "step": steps.text,
+        }
+        return _SOURCES.substitute(values), _CHUNKS.substitute(values)
