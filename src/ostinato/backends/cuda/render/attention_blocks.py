@@ -3,7 +3,7 @@
 A warp has one or two tiles of 16 rows of queries in registers, and reads what it multiplies them by
 from shared memory once for both. Tiles of keys and values pass through shared memory, one on its
 way while another is used. The scores of a warp's rows become weights where they are, in registers,
-which is where the second product needs them; what was summed before is scaled down whenever a
+which is where the second product needs them; what was summed before is scaled down whenever a much
 greater score turns up.
 
 Only tiles at the ends of the keys that a block's rows attend to need conditions on each key.
@@ -18,9 +18,11 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.attention_products import CHUNK, PANEL, Block, products
 from ostinato.backends.cuda.render.attention_rows import score_text
-from ostinato.backends.cuda.render.attention_tiles import key_range, loads_of, query_pairs
+from ostinato.backends.cuda.render.attention_tiles import key_range, loads_of
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.packed_stores import Results, packed_stores, store_lanes
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.records import dataclass
 from ostinato.variables import bounds, coefficient
@@ -38,9 +40,6 @@ __all__ = ["fits", "launch", "source"]
 #: Keys of a tile.
 _KEYS = 64
 
-#: Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts.
-_CHUNK = 8
-
 #: Keys, and rows, from which on their numbers might not be ints.
 _MOST = 1 << 30
 
@@ -52,42 +51,15 @@ _FILLED = 256
 
 _LOG2E = math.log2(math.e)
 
-
-@dataclass(frozen=True)
-class _Block:
-    """The shape of a block.
-
-    Attributes:
-        warps: of the block.
-        tiles: of 16 rows that a warp has.
-        groups: whether groups of four warps multiply together.
-    """
-
-    warps: int
-    tiles: int
-    groups: bool = False
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    @property
-    def rows(self) -> int:
-        return 16 * self.warps * self.tiles
-
-
 #: Powers of 2 by which weights may exceed 1.
 _SLACK = "8.0f"
 
 #: The shapes of blocks, largest first, and those of groups of warps.
-_BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
-_GROUPS = (_Block(8, 1, groups=True), _Block(4, 1, groups=True))
+_BLOCKS = (Block(4, 2), Block(4, 1), Block(2, 1))
+_GROUPS = (Block(8, 1, groups=True), Block(4, 1, groups=True))
 
 #: Warps of a multiprocessor whose rows are narrow, and wide, where groups of warps multiply.
 _NARROW_WARPS, _WIDE_WARPS = 16, 8
-
-#: Elements of a line in shared memory, where tensor cores read that themselves.
-_PANEL = 64
 
 _BODY = Template("""\
     extern __shared__ __align__(1024) unsigned char ${name}_memory[];
@@ -110,23 +82,7 @@ $certain
             certain = $unsure;
         }
         const long long own_row = first_row + warp * $own_rows + g;
-        unsigned query[$tiles][$depth / 16][4];
-#pragma unroll
-        for (int r = 0; r < $tiles; r++) {
-#pragma unroll
-            for (int i = 0; i < $depth / 16; i++) {
-#pragma unroll
-                for (int part = 0; part < 4; part++) {
-                    const long long m = own_row + r * 16 + part % 2 * 8;
-                    unsigned short pair[2] = {};
-                    if (m < rows) {
-                        const long long d = i * 16 + part / 2 * 8 + t * 2;
-$query
-                    }
-                    query[r][i][part] = pair[0] | (unsigned)pair[1] << 16;
-                }
-            }
-        }
+$queries
         float sums[$tiles][$features / 8][4] = {}, greatest[$tiles][2], totals[$tiles][2] = {};
 #pragma unroll
         for (int r = 0; r < $tiles; r++)
@@ -155,10 +111,12 @@ $show
                 load(number + $ahead);
             ost::copy_commit();
             const unsigned short* const loaded_keys = stages + number % $stages * $stage;
-            const unsigned short* const loaded_values = loaded_keys + $key_elements;
+            [[maybe_unused]] const unsigned short* const loaded_values =
+                loaded_keys + $key_elements;
             float scores[$tiles][$keys / 8][4]$cleared;
 $multiply_queries
             const long long start = low + (long long)number * $keys;
+            float correction[$tiles][2];
 $score
 #pragma unroll
             for (int r = 0; r < $tiles; r++) {
@@ -178,20 +136,25 @@ $score
                         most = greatest[r][half];
                     const float shift = most == $minus_infinity ? 0 : -most * $exponent;
                     const float fall = (greatest[r][half] - most) * $exponent;
-                    const float correction =
-                        greatest[r][half] == most ? 1 : ost::exp2_of_score(fall);
+                    correction[r][half] = greatest[r][half] == most ? 1 : ost::exp2_of_score(fall);
                     greatest[r][half] = most;
-                    totals[r][half] *= correction;
+                    totals[r][half] *= correction[r][half];
 #pragma unroll
                     for (int j = 0; j < $keys / 4; j++) {
                         float* const score = &scores[r][j / 2][2 * half + j % 2];
                         *score = ost::exp2_of_score(ost::add_product(*score, $exponent, shift));
                         totals[r][half] += *score;
                     }
-                    if (__any_sync(0xFFFFFFFFu, correction != 1)) {
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < $tiles; r++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    if (__any_sync(0xFFFFFFFFu, correction[r][half] != 1)) {
 #pragma unroll
                         for (int j = 0; j < $features / 4; j++)
-                            sums[r][j / 2][2 * half + j % 2] *= correction;
+                            sums[r][j / 2][2 * half + j % 2] *= correction[r][half];
                     }
                 }
             }
@@ -210,9 +173,7 @@ $end
                 const long long m = own_row + r * 16 + half * 8;
                 if (m < rows) {
 #pragma unroll
-                    for (int j = 0; j < $features / 4; j++) {
-                        const long long n = j / 2 * 8 + t * 2 + j % 2;
-                        const float total = sums[r][j / 2][2 * half + j % 2] * factor;
+                    for (int j = 0; j < $features / 8; j++) {
 $store
                     }
                 }
@@ -221,104 +182,6 @@ $store
         __syncthreads();
     }
 """)
-
-#: The products of queries and keys, and of weights and values, by each warp.
-_SCORES_OF_WARPS = Template("""\
-#pragma unroll
-            for (int i = 0; i < $depth / 16; i++) {
-#pragma unroll
-                for (int j = 0; j < $keys / 16; j++) {
-                    unsigned b[4];
-                    ost::load_matrices(
-                        b,
-                        loaded_keys + (j * 16 + lane / 16 * 8 + lane % 8) * $key_pitch + i * 16
-                            + lane / 8 % 2 * 8
-                    );
-#pragma unroll
-                    for (int r = 0; r < $tiles; r++) {
-                        ost::multiply_tiles(
-                            scores[r][2 * j], query[r][i], b[0], b[1], ost::${format}_format()
-                        );
-                        ost::multiply_tiles(
-                            scores[r][2 * j + 1], query[r][i], b[2], b[3], ost::${format}_format()
-                        );
-                    }
-                }
-            }""")
-_SUMS_OF_WARPS = Template("""\
-#pragma unroll
-            for (int i = 0; i < $keys / 16; i++) {
-                unsigned a[$tiles][4];
-#pragma unroll
-                for (int r = 0; r < $tiles; r++) {
-#pragma unroll
-                    for (int part = 0; part < 4; part++) {
-                        const float* const pair = &scores[r][2 * i + part / 2][part % 2 * 2];
-                        a[r][part] = ost::pair_bits(pair[0], pair[1], ost::${format}_format());
-                    }
-                }
-#pragma unroll
-                for (int j = 0; j < $features / 16; j++) {
-                    unsigned b[4];
-                    ost::load_transposed(
-                        b,
-                        loaded_values + (i * 16 + lane % 16) * $value_pitch + j * 16
-                            + lane / 16 * 8
-                    );
-#pragma unroll
-                    for (int r = 0; r < $tiles; r++) {
-                        ost::multiply_tiles(
-                            sums[r][2 * j], a[r], b[0], b[1], ost::${format}_format()
-                        );
-                        ost::multiply_tiles(
-                            sums[r][2 * j + 1], a[r], b[2], b[3], ost::${format}_format()
-                        );
-                    }
-                }
-            }""")
-
-#: The same by groups of four warps, for which tensor cores read keys and values themselves. The
-#: sums are waited for with the next scores.
-_SCORES_OF_GROUPS = Template("""\
-            ost::group_registers(query);
-            ost::group_begin();
-            ost::multiply_group<false, false>(
-                scores[0], query[0][0], loaded_keys, 0, 0, ost::${format}_format()
-            );
-#pragma unroll
-            for (int i = 1; i < $depth / 16; i++)
-                ost::multiply_group<false>(
-                    scores[0], query[0][i], loaded_keys + i / 4 * $keys * ost::panel, i % 4 * 16, 0,
-                    ost::${format}_format()
-                );
-            ost::group_commit();
-            ost::group_wait<0>();
-            ost::group_registers(scores);
-            ost::group_registers(sums);""")
-_SUMS_OF_GROUPS = Template("""\
-            unsigned weights[$keys / 16][4];
-#pragma unroll
-            for (int i = 0; i < $keys / 16; i++) {
-#pragma unroll
-                for (int part = 0; part < 4; part++) {
-                    const float* const pair = &scores[0][2 * i + part / 2][part % 2 * 2];
-                    weights[i][part] =
-                        ost::pair_bits(pair[0], pair[1], ost::${format}_format());
-                }
-            }
-            ost::group_registers(weights);
-            ost::group_registers(sums);
-            ost::group_begin();
-#pragma unroll
-            for (int i = 0; i < $keys / 16; i++)
-                ost::multiply_group<true>(
-                    sums[0], weights[i], loaded_values, i * 16, $keys * ost::panel,
-                    ost::${format}_format()
-                );
-            ost::group_commit();""")
-_SUMS_AT_THE_END = """\
-        ost::group_wait<0>();
-        ost::group_registers(sums);"""
 
 #: The rows of a block, where all have as many keys.
 _IN_ORDER = Template("""\
@@ -335,6 +198,22 @@ _LONGEST_FIRST = Template("""\
         const long long first_row = apart
             ? number % heads * length + (head_blocks - 1 - item / (points * heads)) * $block
             : (row_blocks - 1 - item % row_blocks) * $block;""")
+
+#: Stores of two neighbouring features, together and one by one.
+_STORED_PAIR = Template("""\
+                        const long long n = j * 8 + t * 2;
+                        ost::pack<float, 2> totals_of_pair;
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            totals_of_pair.at[e] = sums[r][j][2 * half + e] * factor;
+$store""")
+_STORED_SINGLY = Template("""\
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const long long n = j * 8 + t * 2 + e;
+                            const float total = sums[r][j][2 * half + e] * factor;
+$store
+                        }""")
 
 #: Leaves out the keys that a row does not attend to, of products that are scores.
 _PLAIN = Template("""\
@@ -417,9 +296,12 @@ def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     block = _block(attention, target)
     row_blocks = -(-max_extent(attention.spec.m) // block.rows)
     blocks = bounds(attention.points)[1] * row_blocks
-    stages = _stages(attention, block) * 2 * _KEYS * sum(_pitches(attention, block))
+    pitches = _pitches(attention, block)
+    elements = _stages(attention, block) * _KEYS * sum(pitches)
+    if block.groups:
+        elements += block.rows * pitches[0]
     early = target.starts_kernels_early
-    return Launch(grid_of(blocks, target), block.threads, stages, programmatic=early)
+    return Launch(grid_of(blocks, target), block.threads, 2 * elements, programmatic=early)
 
 
 def source(attention: AttentionKernel, target: CudaTarget) -> str:
@@ -445,6 +327,9 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "key_pitch": key_pitch,
         "value_pitch": value_pitch,
         "format": spec.q.dtype.name,
+        "stages": stages,
+        "key_elements": _KEYS * key_pitch,
+        "stage": _KEYS * (key_pitch + value_pitch),
     }
     if _plain(attention):
         limits, holds = _limits(attention)
@@ -452,8 +337,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
     else:
         found = score_text(attention, frame, names, 7, "product", "score")
         score = _GENERAL.substitute(places, score=found)
-    of_queries = _SCORES_OF_GROUPS if block.groups else _SCORES_OF_WARPS
-    of_weights = _SUMS_OF_GROUPS if block.groups else _SUMS_OF_WARPS
+    made = products(attention, block, frame, names, places)
     body = _BODY.substitute(
         places,
         name=attention.name,
@@ -464,24 +348,21 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         range=key_range(attention),
         certain=_certain(attention),
         unsure="0" if spec.causal or spec.window is not None else "keys",
-        query=query_pairs(attention, frame, names, 6),
+        queries=made.queries,
         key_sources=key_sources,
         value_sources=value_sources,
         load_keys=load_keys,
         load_values=load_values,
-        show="            ost::show_to_tensor_cores();" if block.groups else "",
-        cleared="" if block.groups else " = {}",
-        multiply_queries=of_queries.substitute(places),
-        multiply_weights=of_weights.substitute(places),
-        end=_SUMS_AT_THE_END if block.groups else "",
-        stages=stages,
+        show=made.show,
+        cleared=made.cleared,
+        multiply_queries=made.scores,
+        multiply_weights=made.sums,
+        end=made.end,
         ahead=stages - (2 if block.groups else 1),
-        stage=_KEYS * (key_pitch + value_pitch),
-        key_elements=_KEYS * key_pitch,
         score=score,
         slack=_SLACK,
         exponent=f"{_LOG2E * (spec.scale if _plain(attention) else 1)!r}f",
-        store=frame.stores([spec.store], spec.acc, 6, names, "total"),
+        store=_store(attention, frame, names),
     )
     sizes = {
         "points": attention.points,
@@ -505,14 +386,25 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
 _MINUS_INFINITY = "ost::number<float>::least()"
 
 
-def _block(attention: AttentionKernel, target: CudaTarget) -> _Block:
+def _store(attention: AttentionKernel, frame: Frame, names: Mapping[Symbol, str]) -> str:
+    """Statements that store two neighbouring features of a row."""
+    spec = attention.spec
+    results = Results(attention.args, [spec.store], spec.column, spec.acc)
+    if store_lanes(results) > 1:
+        stored = packed_stores(frame, results, 2, 6, names, "totals_of_pair")
+        return _STORED_PAIR.substitute(store=stored)
+    stored = frame.stores([spec.store], spec.acc, 7, names, "total")
+    return _STORED_SINGLY.substitute(store=stored)
+
+
+def _block(attention: AttentionKernel, target: CudaTarget) -> Block:
     """The shape of blocks: the largest that registers hold of which there are enough."""
 
-    def enough(block: _Block, least: int) -> bool:
+    def enough(block: Block, least: int) -> bool:
         row_blocks = -(-max_extent(attention.spec.m) // block.rows)
         return bounds(attention.points)[1] * row_blocks >= least
 
-    if target.multiplies_by_groups and attention.features in (_PANEL, 2 * _PANEL):
+    if target.multiplies_by_groups and attention.features in (PANEL, 2 * PANEL):
         large, small = _GROUPS
         if enough(small, target.multiprocessors):
             return large if enough(large, 2 * target.multiprocessors) else small
@@ -525,7 +417,7 @@ def _is_wide(attention: AttentionKernel) -> bool:
     return max(max_extent(attention.spec.depth), attention.features) > _KEYS
 
 
-def _stages(attention: AttentionKernel, block: _Block) -> int:
+def _stages(attention: AttentionKernel, block: Block) -> int:
     """Tiles in shared memory, of which two blocks have room; any GPU has it for two tiles."""
     tile = 2 * _KEYS * sum(_pitches(attention, block))
     if block.groups:
@@ -539,12 +431,12 @@ def _plain(attention: AttentionKernel) -> bool:
     return spec.mask is None and spec.softcap is None and spec.scale > 0
 
 
-def _pitches(attention: AttentionKernel, block: _Block) -> tuple[int, int]:
+def _pitches(attention: AttentionKernel, block: Block) -> tuple[int, int]:
     """Elements from one key, and from one value, to the next in shared memory."""
     depth, features = max_extent(attention.spec.depth), attention.features
     if block.groups:
-        return -(-depth // _PANEL) * _PANEL, features
-    return depth + _CHUNK, features + _CHUNK
+        return -(-depth // PANEL) * PANEL, features
+    return depth + CHUNK, features + CHUNK
 
 
 def _certain(attention: AttentionKernel) -> str:
@@ -582,20 +474,20 @@ class _Chunks:
 
     frame: Frame
     attention: AttentionKernel
-    block: _Block
+    block: Block
     names: Mapping[Symbol, str]
 
     def text(self, load: Load, what: str, along: Symbol) -> tuple[str, str]:
         """Statements that find where chunks come from, and that load a tile of them."""
         length, threads = max_extent(along), self.block.threads
-        chunks = _KEYS * length // _CHUNK
+        chunks = _KEYS * length // CHUNK
         step = coefficient(load.index, self.attention.spec.key)
         assert step is not None
         point = self.frame.point(3, self.names)
         point.writer.line(f"{what}_from[i] = b{load.buffer} + {point.index(load.index)};")
         steps = self.frame.point(2, self.names)
         steps.writer.line(f"const long long {what}_step = {steps.index(step[0] * _KEYS)};")
-        slot = f"line * {length + _CHUNK} + place"
+        slot = f"line * {length + CHUNK} + place"
         if self.block.groups:
             first = f"place / ost::panel * {_KEYS} * ost::panel"
             slot = f"{first} + ost::in_panel(line, place % ost::panel)"
@@ -604,7 +496,7 @@ class _Chunks:
             "count": -(-chunks // threads),
             "threads": threads,
             "length": length,
-            "chunk": _CHUNK,
+            "chunk": CHUNK,
             "keys": _KEYS,
             "slot": slot,
             "whole": str(chunks % threads == 0).lower(),
