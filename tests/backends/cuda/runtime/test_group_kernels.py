@@ -63,7 +63,7 @@ def test_attention(session: ost.Session, width: tuple[int, int], keys: int, dtyp
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("width", [(64, 64), (128, 128)])
 def test_options_of_attention(session: ost.Session, width: tuple[int, int], option: str) -> None:
-    attend(session, (2, 72, 9, 197, 197, *width), "bfloat16", **OPTIONS[option])
+    attend(session, (3, 72, 9, 197, 197, *width), "bfloat16", **OPTIONS[option])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -90,3 +90,14 @@ def test_convolution(session: ost.Session, channels: int, stride: int) -> None:
     w = draw.of((96, channels, 3, 3), "float16")
     draw.g.set_outputs([draw.g.relu(draw.g.conv(x, w, stride=stride, padding=1))])
     check_against_oracle(draw.g, draw.arrays, [(session, ost.CompileOptions())])
+
+
+def test_sample(session: ost.Session) -> None:
+    """One kernel of each kind: few, since tools that watch every access are slow."""
+    attend(session, (1, 35, 5, 257, 257, 64, 64), "bfloat16", causal=True)
+    attend(session, (1, 35, 35, 257, 100, 128, 128), "float16")
+    draw = drawn("sample")
+    a, b = draw.of((2048, 200), "float16"), draw.of((200, 1100), "float16")
+    draw.g.set_outputs([draw.g.relu(draw.g.matmul(a, b))])
+    options = ost.CompileOptions(library_products=False)
+    check_against_oracle(draw.g, draw.arrays, [(session, options)])
