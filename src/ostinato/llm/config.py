@@ -275,7 +275,10 @@ class ModelConfig:
 
     @property
     def longest_window(self) -> int | None:
-        """The most tokens that a token attends to; ``None``: all before it, in some layer."""
-        windows = [layer.window for layer in self.layers]
-        known = [window for window in windows if window is not None]
-        return max(known) if known and len(known) == len(windows) else None
+        """The most tokens that a token attends to in layers with a window; ``None``: no such."""
+        return max((w for layer in self.layers if (w := layer.window) is not None), default=None)
+
+    @property
+    def mixes_windows(self) -> bool:
+        """Whether some layers have a window, and others attend to all tokens before."""
+        return len({layer.window is None for layer in self.layers}) > 1

@@ -100,7 +100,7 @@ class EngineStats:
         completion_tokens: tokens of answers.
         drafted_tokens: tokens that speculation proposed.
         accepted_tokens: those of them that were the answer's.
-        blocks: blocks of keys and values.
+        blocks: blocks of keys and values, those of layers with a window included.
         blocks_used: blocks with a reference.
         blocks_cached: blocks of the prefix cache, some of which are in use.
     """
@@ -334,7 +334,8 @@ class Engine:
         """State and counts."""
         with self._wake:
             scheduler = self._scheduler
-            counters, pool = scheduler.counters, scheduler.cache.pool
+            counters = scheduler.counters
+            pools = [kind.pool for kind in scheduler.cache.kinds]
             running = len(scheduler.running)
             return EngineStats(
                 running=running,
@@ -350,9 +351,9 @@ class Engine:
                 completion_tokens=counters.completion,
                 drafted_tokens=counters.drafted,
                 accepted_tokens=counters.accepted,
-                blocks=pool.count,
-                blocks_used=pool.count - pool.free,
-                blocks_cached=pool.cached,
+                blocks=sum(pool.count for pool in pools),
+                blocks_used=sum(pool.count - pool.free for pool in pools),
+                blocks_cached=sum(pool.cached for pool in pools),
             )
 
     @property
@@ -413,10 +414,10 @@ class Engine:
                 f"{asked} exceed the context of {limits.context}; load the model with a larger "
                 f"context or ask for fewer tokens"
             )
-        if self._scheduler.cache.most_blocks(total) > limits.blocks:
+        if (kind := self._scheduler.cache.lacks(total)) is not None:
             raise ContextError(
                 f"{asked} exceed the memory for keys and values of "
-                f"{limits.blocks * BLOCK_TOKENS} tokens; load the model with more kv_memory"
+                f"{kind.pool.count * BLOCK_TOKENS} tokens; load the model with more kv_memory"
             )
         finite = sum(1 for bias in sampling.logit_bias.values() if bias > -inf)
         entries = finite + (total if sampling.penalises else 0)
