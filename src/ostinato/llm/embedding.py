@@ -53,7 +53,10 @@ _POOLINGS: Final = {
 }
 
 #: The names that files have for the sides of a search.
-_KINDS: Final = {"query": ("query", "search_query"), "passage": ("passage", "document")}
+_KINDS: Final = {
+    "query": ("query", "search_query"),
+    "passage": ("passage", "document", "search_document", "corpus"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from ostinato.llm.fields import Fields
     from ostinato.llm.weights import Stored
 
-__all__ = ["bert", "bert_gguf_names", "modernbert", "modernbert_gguf_names"]
+__all__ = [
+    "bert",
+    "bert_gguf_names",
+    "modernbert",
+    "modernbert_gguf_names",
+    "nomic_bert",
+    "nomic_bert_gguf_names",
+]
 
 #: By the number in files: none is named, mean, first row, last row, and the head of a reranker.
 _POOLINGS: Final[Mapping[int, str]] = MappingProxyType(
@@ -66,6 +73,26 @@ def bert(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Model
         attention_bias=True,
         output_bias=True,
         hidden_bias=True,
+        head_bias=True,
+        segments=0 if table is None else table.sizes[0],
+        pooling=_pooling(fields, "pooling_type", 1),
+    )
+
+
+def nomic_bert(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
+    """Nomic BERT."""
+    found = _sizes(fields, tensors)
+    table = tensors.get("token_types.weight")
+    eps = fields.number("attention.layer_norm_epsilon", above=0)
+    return ModelConfig(
+        family="nomic_bert",
+        architecture=architecture,
+        **found,
+        layers=(Layer(rope=rope(fields, found, tensors)),) * layer_count(fields),
+        norm=Norm(kind="layer", eps=eps, bias=True),
+        pre_norm=False,
+        final_norm=False,
+        activation="silu",
         head_bias=True,
         segments=0 if table is None else table.sizes[0],
         pooling=_pooling(fields, "pooling_type", 1),
@@ -135,6 +162,10 @@ _BERT: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
+_NOMIC: Final[Mapping[str, str]] = MappingProxyType(
+    {**_BERT, "q": "attn_qkv", "k": "", "v": "", "gate": "ffn_gate"}
+)
+
 _MODERN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "q": "attn_qkv",
@@ -153,6 +184,13 @@ _MODERN: Final[Mapping[str, str]] = MappingProxyType(
 def bert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of BERT."""
     return named(shapes(config), _OUTER, _BERT, "blk.{}.")
+
+
+def nomic_bert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
+    """The names of Nomic BERT, with joint queries, keys and values."""
+    places = named(shapes(config), _OUTER, _NOMIC, "blk.{}.")
+    segments(places, len(config.layers), "q", [(part, config.width) for part in "qkv"])
+    return places
 
 
 def modernbert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
