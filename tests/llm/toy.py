@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ostinato.llm.engine.engine import Engine, EngineSettings
+from ostinato.llm.engine.engine import Engine
 from ostinato.llm.engine.interfaces import BLOCK_TOKENS
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
+from ostinato.llm.engine.settings import EngineSettings
 
 VOCABULARY = 50
 WORDS = -(-VOCABULARY // 32)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError, SessionStateError, UnsupportedOpError
-from ostinato.llm.engine.engine import Engine, EngineSettings
+from ostinato.llm.engine.engine import Engine
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
+from ostinato.llm.engine.settings import EngineSettings
 from ostinato.llm.grammar import GrammarCompiler
 from ostinato.llm.prefix_files import model_identity, read_prefix, write_prefix
 from ostinato.llm.sampling import Sampling, sampling_with
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.config import ModelConfig
     from ostinato.llm.embedding import Embedder
-    from ostinato.llm.engine.engine import EngineLimits
     from ostinato.llm.engine.scheduler import Proposer
+    from ostinato.llm.engine.settings import EngineLimits
     from ostinato.llm.generation import Generation, Stream
     from ostinato.llm.memory import Limits
     from ostinato.llm.static_embeddings import StaticEmbedder
