@@ -23,6 +23,7 @@ from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import registered
+from tests.pairwise import pairwise
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 BACKEND = "tests.devices.cuda_emulation.backend:CudaSegmentsBackend"
@@ -169,13 +170,19 @@ def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypat
     assert segments
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("rows", [1, 3, 16])
-@pytest.mark.parametrize(("depth", "columns"), [(16, 7), (528, 50), (1040, 33), (2576, 9)])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "size"),
+    pairwise(
+        ["float32", "bfloat16", "float16"],
+        [1, 3, 16],
+        [(16, 7), (528, 50), (1040, 33), (2576, 9)],
+    ),
+)
 def test_streamed_weights(
-    session: ost.Session, dtype: str, rows: int, depth: int, columns: int
+    session: ost.Session, dtype: str, rows: int, size: tuple[int, int]
 ) -> None:
     """Products of weights that come through the ring, and of those that do not."""
+    depth, columns = size
     d = Draw(ost.Graph("streamed"), np.random.default_rng(rows + depth))
     g, x = d.g, d.of((rows, depth), dtype)
     scale, numpy_dtype = d.of((1, depth), dtype), x.dtype.numpy
@@ -207,14 +214,15 @@ def check_streams(session: ost.Session, d: Draw) -> None:
         assert all(part.streams is streams for part in products)
 
 
-@pytest.mark.parametrize("left", ["int8", "uint8"])
-@pytest.mark.parametrize("right", ["int8", "uint8"])
-@pytest.mark.parametrize("rows", [1, 3, 16])
-@pytest.mark.parametrize(("depth", "columns"), [(32, 7), (544, 50), (2080, 9)])
+@pytest.mark.parametrize(
+    ("left", "right", "rows", "size"),
+    pairwise(["int8", "uint8"], ["int8", "uint8"], [1, 3, 16], [(32, 7), (544, 50), (2080, 9)]),
+)
 def test_streamed_bytes(
-    session: ost.Session, left: str, right: str, rows: int, depth: int, columns: int
+    session: ost.Session, left: str, right: str, rows: int, size: tuple[int, int]
 ) -> None:
     """Tiles of which a stage has all of a column, those of several stages, and their last ones."""
+    depth, columns = size
     d = Draw(ost.Graph("bytes"), np.random.default_rng(rows + depth))
     low = {"int8": -128, "uint8": 0}
     x = d.of((rows, depth), left, low[left], low[left] + 255)
@@ -226,13 +234,19 @@ def test_streamed_bytes(
     check_streams(session, d)
 
 
-@pytest.mark.parametrize("scale", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("rows", [1, 5, 16])
-@pytest.mark.parametrize(("blocks", "columns"), [(8, 7), (24, 33), (64, 5), (72, 9)])
+@pytest.mark.parametrize(
+    ("scale", "group", "rows", "size"),
+    pairwise(
+        ["float32", "float16", "bfloat16"],
+        [32, 64, 128],
+        [1, 5, 16],
+        [(8, 7), (24, 33), (64, 5), (72, 9)],
+    ),
+)
 def test_streamed_codes(
-    session: ost.Session, scale: str, group: int, rows: int, blocks: int, columns: int
+    session: ost.Session, scale: str, group: int, rows: int, size: tuple[int, int]
 ) -> None:
+    blocks, columns = size
     depth = blocks * group
     d = Draw(ost.Graph("codes"), np.random.default_rng(rows + depth))
     x, numpy_dtype = d.of((rows, depth), "float32"), DType.parse(scale).numpy
