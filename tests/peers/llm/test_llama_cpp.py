@@ -127,7 +127,8 @@ def test_vectors_are_those_of_llama_cpp(model: str, tmp_path: Path) -> None:
     theirs = llama_cpp.Llama(str(path), n_ctx=CONTEXT, embedding=True, verbose=False, n_threads=1)
     wanted = np.array([theirs.embed(text) for text in texts])
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
-    assert np.abs(ours - wanted).max() < TOLERANCE
+    tolerance = GELU_TOLERANCE if model == "jina_bert_v2" else TOLERANCE
+    assert np.abs(ours - wanted).max() < tolerance
 
 
 def test_ids_are_those_of_llama_cpp() -> None:

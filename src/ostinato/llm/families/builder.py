@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
+
 from ostinato.dtypes import FLOAT32, INT8, INT32, DType
 from ostinato.errors import InputError
 from ostinato.llm.families.rope import frequencies, magnitude
@@ -428,6 +430,11 @@ def text_attention(
             seen = g.logical_and(seen, g.less_equal(key, query))
         if window is not None:
             seen = g.logical_and(seen, g.less(g.abs(query - key), window))
+    if config.alibi is not None:
+        slopes = g.constant(alibi_slopes(config.alibi, config.heads).reshape(1, -1, 1, 1))
+        query = g.reshape(number, (1, 1, rows.length, 1))
+        fall = g.cast(g.abs(query - key), FLOAT32) * slopes
+        seen = g.where(seen, -fall, float("-inf"))
     q, k, v = (spread(x) for x in heads)
     options: dict[str, Any] = {"scale": config.attention_scale, "softcap": config.attention_softcap}
     mixed = g.attention(q, k, v, mask=seen, sinks=sinks, **options)
@@ -436,3 +443,15 @@ def text_attention(
         g.permute_dims(mixed, (0, 2, 1, 3)), (rows.texts * rows.length, count, features)
     )
     return g.take(flat, rows.place, axis=0)
+
+
+def alibi_slopes(exponent: float, heads: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The factors of distances by which the scores of each head fall: float32 ``[heads]``.
+
+    Of a number of heads that is no power of two, those beyond the last power have factors between
+    the others' (ALiBi, arXiv 2108.12409).
+    """
+    whole = 1 << (heads.bit_length() - 1)
+    powers = [-exponent * (head + 1) / whole for head in range(whole)]
+    powers += [-exponent / 2 * (2 * head + 1) / whole for head in range(heads - whole)]
+    return np.array([2.0**power for power in powers], np.float32)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "bert",
     "bert_names",
+    "jina_bert_v2",
+    "jina_bert_v2_names",
     "modernbert",
     "modernbert_names",
     "nomic_bert",
@@ -134,6 +136,38 @@ def modernbert(fields: Fields, architecture: str) -> ModelConfig:
         head_bias=fields.flag("classifier_bias", False),
         labels=_labels(fields, architecture),
         pooling=Pooling(kind=pooled),  # type: ignore[arg-type]
+    )
+
+
+#: The exponent of the factors of distances.
+ALIBI: Final = 8.0
+
+
+def jina_bert_v2(fields: Fields, architecture: str) -> ModelConfig:
+    """Jina BERT v2: a BERT with gated feed-forwards, whose scores fall with distances (ALiBi)."""
+    fields.expect("position_embedding_type", "alibi")
+    fields.expect("feed_forward_type", "geglu")
+    fields.expect("is_decoder", False)
+    fields.expect("hidden_act", "gelu")
+    fields.skip("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout")
+    fields.skip("attn_implementation", "model_max_length", "emb_pooler", "tie_word_embeddings")
+    return ModelConfig(
+        family="jina_bert_v2",
+        architecture=architecture,
+        **_sizes(fields),
+        layers=(Layer(),) * layer_count(fields),
+        context=fields.size("max_position_embeddings"),
+        norm=Norm(kind="layer", eps=fields.number("layer_norm_eps", 1e-12, above=0), bias=True),
+        pre_norm=False,
+        final_norm=False,
+        embedding_norm=True,
+        activation="gelu",
+        alibi=ALIBI,
+        attention_bias=True,
+        output_bias=True,
+        down_bias=True,
+        segments=fields.size("type_vocab_size", 2),
+        pooling=Pooling(),
     )
 
 
@@ -255,6 +289,16 @@ _NOMIC_LAYER: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
+_JINA_LAYER: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **_LAYER,
+        "gate": "mlp.gated_layers",
+        "up": "",
+        "down": "mlp.wo",
+        "hidden_norm": "mlp.layernorm",
+    }
+)
+
 _MODERN_OUTER: Final[Mapping[str, str]] = MappingProxyType(
     {
         "embedding": "embeddings.tok_embeddings",
@@ -296,6 +340,14 @@ def nomic_bert_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Nomic BERT, with joint queries, keys and values."""
     places = named(shapes(config), _NOMIC_OUTER, _NOMIC_LAYER, "encoder.layers.{}.")
     segments(places, len(config.layers), "q", [(part, config.width) for part in "qkv"])
+    return places
+
+
+def jina_bert_v2_names(config: ModelConfig) -> dict[str, Stored]:
+    """The names of Jina BERT v2, with gates and what they gate joint."""
+    places = named(shapes(config), _OUTER, _JINA_LAYER, "encoder.layer.{}.")
+    parts = [("gate", config.hidden), ("up", config.hidden)]
+    segments(places, len(config.layers), "gate", parts)
     return places
 
 

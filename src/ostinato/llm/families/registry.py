@@ -226,6 +226,18 @@ _BUILT_IN: tuple[Family, ...] = (
         gguf_unused=_GGUF_HEADS,
     ),
     _encoder(
+        "jina_bert_v2",
+        "JinaBertModel",
+        "JinaBertForMaskedLM",
+        names=encoders.jina_bert_v2_names,
+        embedding="embeddings.word_embeddings.weight",
+        unused=_BERT_HEADS,
+        gguf=("jina-bert-v2",),
+        gguf_config=encoders_gguf.jina_bert_v2,
+        gguf_names=encoders_gguf.jina_bert_v2_gguf_names,
+        gguf_unused=_GGUF_HEADS,
+    ),
+    _encoder(
         "modernbert",
         "ModernBertModel",
         "ModernBertForMaskedLM",
