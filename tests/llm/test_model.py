@@ -394,9 +394,12 @@ def test_windows_of_published_sizes_have_few_blocks(tmp_path: Path) -> None:
     each = 64 * config.kv_heads * (config.head_dim + config.value_dim) * 2
     options: Any = {"sequences": 8, "context": 8192, "rows": 512}
     found = size_pools(model, "bfloat16", **options, kv_memory="10GB")
-    assert (found.blocks, found.window_blocks) == (8 * 128, 8 * 26)
+    assert (found.blocks, found.window_blocks) == (8 * 128, 2 * 8 * 26)
     whole = len(near) - sum(near)
-    assert found.nbytes == each * (whole * 8 * 128 + sum(near) * 8 * 26)
+    assert found.nbytes == each * (whole * 8 * 128 + sum(near) * 2 * 8 * 26)
+    needed = each * (whole * 8 * 128 + sum(near) * 8 * 26)
+    exact = size_pools(model, "bfloat16", **options, kv_memory=needed)
+    assert (exact.blocks, exact.window_blocks, exact.nbytes) == (8 * 128, 8 * 26, needed)
     for memory in (each * len(near), 100 * each, 1000 * each, 3000 * each):
         less = size_pools(model, "bfloat16", **options, kv_memory=memory)
         assert less.nbytes <= memory

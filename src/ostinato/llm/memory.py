@@ -173,8 +173,11 @@ def size_pools(
                 f"kv_memory of {given:,} bytes holds no block of 64 tokens: {whole + near:,} bytes"
             )
     share = min(given / wanted, 1)
-    window_blocks = min(max(int(share * sequences * each_near), each_near), sequences * each_near)
-    # Less than the windows of one sequence serve no long one.
-    window_blocks = min(window_blocks, given // (whole + near)) if near else 0
+    window_blocks = max(int(share * sequences * each_near), each_near)
+    if near:  # less than the windows of one sequence serve no long one
+        window_blocks = min(window_blocks, given // (whole + near))
+        # Beyond what sequences need, as many again keep the ends of cached prefixes.
+        spare = max(given - wanted, 0) // near
+        window_blocks += min(spare, sequences * min(each_near, each - each_near))
     blocks = min((given - window_blocks * near) // whole, sequences * each)
     return Pools(max(blocks, 1), window_blocks, max(blocks, 1) * whole + window_blocks * near)
