@@ -6,7 +6,7 @@ import os
 import re
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.dtypes import DType
 from ostinato.errors import InputError
@@ -132,7 +132,8 @@ def block_bytes(checkpoint: Checkpoint, kv_dtype: str) -> tuple[int, int]:
     _, states = step_graph(checkpoint, one, kv_dtype)
     sizes = {"block": 0, "window": 0, "slot": 0}
     for state in states.values():
-        sizes[state.kind] += prod(state.shape) * state.dtype.itemsize
+        shape: Any = state.shape  # numbers, of limits that are not shared
+        sizes[state.kind] += prod(shape) * state.dtype.itemsize
     return sizes["block"], sizes["window"]
 
 

@@ -48,12 +48,12 @@ class State:
         kind: ``block``: ``[blocks, 64, ...]``, with a place for each token; ``window``: the same
             of layers with a window that have blocks of their own; ``slot``: ``[sequences, ...]``, a
             value for each sequence.
-        shape: of the whole.
+        shape: of the whole, whose first size may be a Variable.
         dtype: of the elements.
     """
 
     kind: str
-    shape: tuple[int, ...]
+    shape: tuple[Dim, ...]
     dtype: DType
 
 
@@ -84,7 +84,7 @@ class Blocks:
     """
 
     kind: BlockName
-    count: int
+    count: Dim
     table: Value
     place: Value
 
@@ -104,7 +104,7 @@ class StepRows(Rows):
     sequence: Value
     blocks: Blocks
     window_blocks: Blocks
-    sequences: int
+    sequences: Dim
     kv_dtype: DType
 
 
