@@ -18,6 +18,7 @@ from ostinato.llm.tokenizers import tokenizer_from_folder
 from ostinato.moe.safetensors import SafetensorsFile, write_safetensors
 from tests.llm.model_files import LLAMA2_TOKENIZER, WORDLLAMA, model_file
 from tests.llm.tiny_encoders import load_encoder
+from tests.llm.tiny_llm import write_llm
 from tests.llm.tiny_models import write_folder
 
 pytest.importorskip("tokenizers")
@@ -154,6 +155,13 @@ def test_long_texts_are_cut(tmp_path: Path):
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
     embedder = embedder_of(folder)
     assert np.array_equal(embedder.embed(["w1 w2 w3 w4 w5 w6"]), embedder.embed(["w1 w2 w3 w4"]))
+
+
+def test_a_text_without_tokens_is_refused_by_its_number(tmp_path: Path):
+    with ost.llm.load(write_llm(tmp_path), context=64) as model:
+        with pytest.raises(InputError, match="text 1 has no tokens"):
+            model.embed(["a", ""])
+        assert model.embed([]).shape[0] == 0
 
 
 def test_loaded_models_embed_and_rerank(tmp_path: Path):

@@ -11,7 +11,7 @@ import ostinato as ost
 from ostinato.errors import ContextError, InputError
 from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.encoder import Encoder
-from tests.llm.tiny_encoders import load_encoder, segments_of, stored_encoders
+from tests.llm.tiny_encoders import ONE_SEGMENT, load_encoder, segments_of, stored_encoders
 from tests.llm.tiny_models import LENGTHS, SEEDS, load_expected, prompt, write_folder
 
 #: Relative to the greatest element.
@@ -30,7 +30,7 @@ def test_rows_are_those_of_transformers(family: str, seed: int, tmp_path: Path):
     encoder = encoder_of(family, seed, tmp_path)
     vocabulary = encoder.config.vocabulary
     texts = [prompt(vocabulary, length, seed) for length in LENGTHS]
-    segments = [segments_of(length) for length in LENGTHS]
+    segments = None if family in ONE_SEGMENT else [segments_of(length) for length in LENGTHS]
     found = encoder.rows(texts, segments)
     for rows, wanted in zip(found, load_encoder(family).results[seed], strict=True):
         if encoder.config.labels:
@@ -42,7 +42,7 @@ def test_rows_are_those_of_transformers(family: str, seed: int, tmp_path: Path):
         assert np.abs(ours - wanted).max() / max(1, np.abs(wanted).max()) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "jina_bert_v2"])
 def test_bits_of_a_text_depend_on_nothing_beside_it(family: str, tmp_path: Path):
     one, two = (encoder_of(family, 0, tmp_path / str(n), threads=n) for n in (1, 2))
     vocabulary = one.config.vocabulary

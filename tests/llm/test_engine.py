@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import ostinato as ost
+from ostinato.llm.engine.blocks import most_blocks
 from ostinato.llm.engine.engine import Engine
-from ostinato.llm.engine.kv_cache import most_blocks
 from ostinato.llm.engine.requests import Request
 from ostinato.llm.engine.sequence import Sequence
 from ostinato.llm.generation import Generation
@@ -436,26 +437,45 @@ def test_counters_add_up(toy: Engine) -> None:
     assert stats.blocks == 24
 
 
-def windowed(window: int, blocks: int, sequences: int = 2) -> Engine:
-    """An engine on a model whose tokens attend to the last ones alone."""
-    limits = Limits(rows=64, sequences=sequences, blocks=blocks, context=960)
+def windowed(
+    window: int | None, blocks: int, sequences: int = 2, *, whole: int | None = None
+) -> Engine:
+    """An engine on a model whose tokens attend to the last ones alone.
+
+    Args:
+        window: tokens that a token attends to.
+        blocks: of layers with a window.
+        sequences: at a time.
+        whole: blocks of layers that attend to all tokens, if there are some.
+    """
+    limits = Limits(
+        rows=64,
+        sequences=sequences,
+        blocks=blocks if whole is None else whole,
+        window_blocks=0 if whole is None else blocks,
+        context=960,
+    )
     return engine(ToyStep(limits, window=window), step_rows=64, prefill_rows=64)
 
 
-@pytest.mark.parametrize("window", [1, 30, 64, 65, 100, 200])
-def test_blocks_behind_a_window_are_given_back(window: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "mixed"),
+    [*((window, False) for window in (1, 30, 64, 65, 100, 200)), (30, True), (100, True)],
+)
+def test_blocks_behind_a_window_are_given_back(window: int, mixed: bool) -> None:
     draw = np.random.default_rng(window)
     prompts = [draw.integers(0, END, length).tolist() for length in (300, 5, 640, 130)]
     sampling = Sampling(max_tokens=300, temperature=0.8, seed=3, ignore_eos=True)
-    plain = windowed(window, 64, sequences=1)
-    plain._scheduler.cache._window = None  # nothing is given back
+    plain = windowed(window, 64, sequences=1, whole=64 if mixed else None)
+    for kind in plain._scheduler.cache.kinds:
+        object.__setattr__(kind, "window", None)  # nothing is given back
     wanted = [plain.submit(Request(prompt, sampling)).result(60) for prompt in prompts]
     plain.close()
     few = most_blocks(940, window, 64)
     assert few < 15
     # As few as one takes; too few for two, so that they are preempted; enough for both.
-    for blocks in (few, few + 3, 2 * few + 2):
-        own = windowed(window, blocks)
+    for blocks, whole in ((few, 20), (few + 3, 15), (2 * few + 2, 40)):
+        own = windowed(window, blocks, whole=whole if mixed else None)
         try:
             for _ in range(2):  # again, from what the prefix tree has kept
                 tickets = [own.submit(Request(prompt, sampling)) for prompt in prompts]
@@ -467,14 +487,16 @@ def test_blocks_behind_a_window_are_given_back(window: int) -> None:
             assert found.usage.cached == 0 or found.usage.cached > len(more) - 128
         finally:
             own.close()
-    small = windowed(window, few - 1)
-    with pytest.raises(ost.ContextError, match="exceed the memory for keys and values"):
-        small.submit(Request(prompts[2], sampling))
-    small.close()
+    for blocks, whole in ((few - 1, 15 if mixed else None), *([(few, 14)] if mixed else [])):
+        small = windowed(window, blocks, whole=whole)
+        with pytest.raises(ost.ContextError, match="exceed the memory for keys and values"):
+            small.submit(Request(prompts[2], sampling))
+        small.close()
 
 
-def test_prefixes_behind_a_window_are_found_again() -> None:
-    own = windowed(100, 16)
+@pytest.mark.parametrize("whole", [None, 40])
+def test_prefixes_behind_a_window_are_found_again(whole: int | None) -> None:
+    own = windowed(100, 16, whole=whole)
     sampling = Sampling(max_tokens=4, temperature=0, ignore_eos=True)
     long, other = ([n] * 600 for n in (1, 2))
     first = own.submit(Request(long, sampling)).result(60)
@@ -485,7 +507,57 @@ def test_prefixes_behind_a_window_are_found_again() -> None:
     # Shorter than what is left of it: nothing of it can be used, and the answer is right.
     part = own.submit(Request([*long[:200], 5], sampling)).result(60)
     own.close()
-    fresh = windowed(100, 16)
+    fresh = windowed(100, 16, whole=whole)
     same(part, fresh.submit(Request([*long[:200], 5], sampling)).result(60))
     same(again, fresh.submit(Request([*long, 3, 4], sampling)).result(60))
     fresh.close()
+
+
+@pytest.mark.parametrize("whole", [None, 60])
+def test_a_part_of_an_evicted_block_does_not_stand_for_it(whole: int | None) -> None:
+    """A shorter prompt ends within tokens whose block was evicted."""
+    own = windowed(100, 12, whole=whole)
+    try:
+        draw = np.random.default_rng(5)
+        long, other = (draw.integers(0, END, 600).tolist() for _ in range(2))
+        none, one = (Sampling(max_tokens=n, temperature=0, ignore_eos=True) for n in (0, 1))
+        own.submit(Request(long, none)).result(60)
+        own.submit(Request(other, none)).result(60)  # evicts the first blocks of the other
+        for length in (70, 200, 250):
+            own.submit(Request(long[:length], none)).result(60)
+        found = [own.submit(Request(long[:n], one)).result(60) for n in (128, 257, 320, 600)]
+    finally:
+        own.close()
+    fresh = windowed(100, 12, whole=whole)
+    for length, answer in zip((128, 257, 320, 600), found, strict=True):
+        request = Request(long[:length], one, salt=str(length))
+        same(answer, fresh.submit(request).result(60))
+    fresh.close()
+
+
+@pytest.mark.parametrize(("window", "whole"), [(None, None), (100, None), (100, 40)])
+def test_blocks_of_a_prefix_are_written_again(window: int | None, whole: int | None) -> None:
+    tokens = np.random.default_rng(6).integers(0, END, 600).astype(np.int32)
+    none, some = (Sampling(max_tokens=n, temperature=0, ignore_eos=True) for n in (0, 5))
+    first = windowed(window, 40, whole=whole)
+    first.submit(Request(tokens.tolist(), none)).result(60)
+    cache = first._scheduler.cache
+    count, saved = first.call(lambda: cache.read_prefix(tokens, ""))
+    assert count == 576
+    assert [len(blocks.data) for blocks in saved.values()][-1] == (9 if window is None else 2)
+    wanted = first.submit(Request([*tokens.tolist(), 3], some, salt="other")).result(60)
+    first.close()
+    kept = list(saved.values())
+    for blocks in (11, 40):
+        second = windowed(window, blocks, whole=whole)
+        write = partial(second._scheduler.cache.write_prefix, tokens[:576], "", kept)
+        assert second.call(write) == 576
+        settled(second)
+        again = second.submit(Request([*tokens.tolist(), 3], some)).result(60)
+        same(again, wanted)
+        assert again.usage.cached == 576
+        second.close()
+    small = windowed(window, 1 if window is not None else 5, whole=whole)
+    few = small.call(partial(small._scheduler.cache.write_prefix, tokens[:576], "", kept))
+    assert few == (0 if window is not None else 320)
+    small.close()

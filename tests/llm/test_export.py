@@ -180,7 +180,13 @@ def encoder_folder(path: Path, family: str) -> Path:
         for name, shape in expected.shapes.items()
     }
     write_folder(path, {**expected.config, "vocab_size": SIZE}, shapes, 0)
-    kinds = {"bert": wordpiece, "xlm": unigram, "mod": byte_level_bpe}
+    kinds = {
+        "bert": wordpiece,
+        "nomic": wordpiece,
+        "jina": wordpiece,
+        "xlm": unigram,
+        "mod": byte_level_bpe,
+    }
     build = next(build for start, build in kinds.items() if family.startswith(start))
     write_text_files(path, build())
     return path

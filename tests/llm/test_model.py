@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.llm import LLM, Grammar, NGrams, Request, Sampling
+from ostinato.llm import LLM, Grammar, NGrams, Request, Sampling, loading
+from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.config import ModelConfig
-from ostinato.llm.memory import byte_count
+from ostinato.llm.memory import block_bytes, byte_count, size_pools
+from ostinato.records import replace
 from tests.llm.model_files import SMOLLM2, model_file
 from tests.llm.tiny_llm import TEMPLATE, write_llm
 
@@ -333,22 +335,74 @@ def test_a_process_may_end_in_the_middle_of_an_answer(folder: Path) -> None:
     assert not found.stderr
 
 
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss"])
 def test_blocks_behind_a_window_change_no_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_llm(tmp_path, "mistral")
+    """With few blocks, with drafts of a second model, and with a prefix of a file."""
+    folder = write_llm(tmp_path / "model", family)
+    monkeypatch.setattr(loading, "_STEP_ROWS", 64)
     draw = np.random.default_rng(0)
     prompts = [draw.integers(3, 131, length).tolist() for length in (17, 200, 300)]
     samplings = [
         Sampling(max_tokens=180, seed=seed, ignore_eos=True, logprobs=0) for seed in range(3)
     ]
 
-    def answers(kv_memory: int | None) -> list[tuple[object, object]]:
-        with ost.llm.load(folder, context=512, sequences=2, kv_memory=kv_memory) as model:
+    def loaded(**options: Any) -> LLM:
+        model = ost.llm.load(folder, context=512, sequences=2, **options)
+        model.engine(step_rows=64, prefill_rows=64)
+        return model
+
+    def answers(**options: Any) -> list[tuple[object, object]]:
+        with loaded(**options) as model:
             found = model.generate_many(prompts, samplings)
+            limits = model.limits
+            if "kv_memory" in options:  # the blocks of one answer of 480 tokens
+                assert (limits.kv_blocks, limits.window_blocks or 4) == (8, 4)
+            assert bool(limits.window_blocks) == model.config.mixes_windows
+            if not options:
+                assert model.save_prefix(prompts[2], tmp_path / "prefix") == 256
             return [(answer.tokens, answer.logprobs) for answer in found]
 
-    # 8 blocks are those of one context; two answers of 480 tokens run at a time.
-    few = answers(8 * 64 * 4 * 2 * 48 * 2)
+    whole, near = block_bytes(open_checkpoint(folder), "bfloat16")
+    few = answers(kv_memory=8 * whole + 4 * near)
+    assert answers() == few
+    with loaded() as draft:
+        assert answers(draft=draft) == few
+    with loaded() as model:
+        assert model.load_prefix(tmp_path / "prefix") == 256
+        found = model.generate(prompts[2], samplings[2])
+        assert (found.tokens, found.logprobs) == few[2]
+        assert found.usage.cached == 256
     monkeypatch.setattr(ModelConfig, "longest_window", None)
-    assert answers(None) == few
+    monkeypatch.setattr(ModelConfig, "mixes_windows", False)
+    with loaded() as model:
+        whole = model.generate_many(prompts, samplings)
+    assert [(answer.tokens, answer.logprobs) for answer in whole] == few
+
+
+def test_windows_of_published_sizes_have_few_blocks(tmp_path: Path) -> None:
+    folder = write_llm(tmp_path, "gemma3")
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
+    near = [layer.window is not None for layer in config.layers]
+    layers = tuple(
+        replace(layer, window=1024 if window else None)
+        for layer, window in zip(config.layers, near, strict=True)
+    )
+    model = replace(checkpoint, config=replace(config, layers=layers))
+    each = 64 * config.kv_heads * (config.head_dim + config.value_dim) * 2
+    options: Any = {"sequences": 8, "context": 8192, "rows": 512}
+    found = size_pools(model, "bfloat16", **options, kv_memory="10GB")
+    assert (found.blocks, found.window_blocks) == (8 * 128, 2 * 8 * 26)
+    whole = len(near) - sum(near)
+    assert found.nbytes == each * (whole * 8 * 128 + sum(near) * 2 * 8 * 26)
+    needed = each * (whole * 8 * 128 + sum(near) * 8 * 26)
+    exact = size_pools(model, "bfloat16", **options, kv_memory=needed)
+    assert (exact.blocks, exact.window_blocks, exact.nbytes) == (8 * 128, 8 * 26, needed)
+    for memory in (each * len(near), 100 * each, 1000 * each, 3000 * each):
+        less = size_pools(model, "bfloat16", **options, kv_memory=memory)
+        assert less.nbytes <= memory
+        assert less.blocks >= less.window_blocks >= 1
+    short = size_pools(model, "bfloat16", **options | {"context": 1536}, kv_memory="10GB")
+    assert (short.blocks, short.window_blocks) == (8 * 24, 0)

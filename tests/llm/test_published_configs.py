@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ostinato.errors import ModelFormatError
 from ostinato.llm.checkpoints.huggingface import IGNORED
 from ostinato.llm.config import ModelConfig
 from ostinato.llm.families.registry import family_of
@@ -228,3 +229,42 @@ def test_gpt2():
         vocab_size=50257,
     )
     assert config.tied and config.positions == 1024 and config.hidden == 3072
+
+
+def test_nomic_embed_has_fields_of_its_own_code():
+    own = {
+        "activation_function": "swiglu",
+        "causal": False,
+        "layer_norm_epsilon": 1e-12,
+        "max_trained_positions": 2048,
+        "mlp_fc1_bias": False,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_inner": 3072,
+        "n_layer": 12,
+        "n_positions": 8192,
+        "pad_vocab_size_multiple": 64,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "scale_attn_weights": True,
+        "type_vocab_size": 2,
+        "use_flash_attn": True,
+        "vocab_size": 30528,
+    }
+    config = read("NomicBertModel", **own)
+    assert (config.context, config.width, len(config.layers)) == (2048, 768, 12)
+    (rope,) = {layer.rope for layer in config.layers}
+    assert rope is not None
+    assert (rope.base, rope.features) == (1000.0, 64)
+    both = {
+        "hidden_size": 768,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+    }
+    assert read("NomicBertModel", **own, **both) == config
+    with pytest.raises(ModelFormatError, match="moe_every_n_layers is 2, and only 0 is computed"):
+        read("NomicBertModel", **own, moe_every_n_layers=2)

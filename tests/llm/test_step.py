@@ -149,7 +149,7 @@ def test_blocks_are_copied_read_and_written(step: StepGraph):
     if spare == first:
         spare = 10
     kept = step.read_block(first)
-    assert len(kept) == step.block_bytes > 0
+    assert len(kept) == step.block_bytes["block"] > 0
     step.copy_block(first, spare)
     step.write_block(first, bytes(len(kept)))
     step.inputs.table[0, 0] = spare
@@ -175,7 +175,7 @@ def test_a_clone_has_pools_of_its_own(step: StepGraph):
     twin = step.clone()
     spread_blocks(twin)
     assert np.array_equal(logits_of(twin, tokens, 8), wanted)
-    twin.write_block(int(twin.inputs.table[0, 0]), bytes(twin.block_bytes))
+    twin.write_block(int(twin.inputs.table[0, 0]), bytes(twin.block_bytes["block"]))
     assert np.array_equal(logits_after(step, tokens[-1:], 7), wanted[-1:])
     twin.close()
     with pytest.raises(ost.PlanError, match="closed"):
@@ -219,6 +219,13 @@ def test_calls_of_many_sizes_make_room_for_each_other(step: StepGraph):
     assert np.array_equal(logits_of(step, tokens, 8), wanted)
 
 
+def test_blocks_apart_are_for_some_layers_with_a_window(checkpoint: Checkpoint):
+    with pytest.raises(ost.InputError, match="window_blocks are for models with layers both"):
+        StepGraph(checkpoint, replace(LIMITS, window_blocks=4))
+    with pytest.raises(ost.InputError, match="window_blocks of a step is zero or a positive"):
+        StepGraph(checkpoint, replace(LIMITS, window_blocks=-1))
+
+
 @pytest.mark.parametrize("name", ["rows", "blocks", "adjustments"])
 def test_limits_are_positive_numbers(checkpoint: Checkpoint, name: str):
     for wrong in (0, -1, 2.5, True, None):
@@ -258,7 +265,9 @@ def test_pools_may_be_narrow(checkpoint: Checkpoint, kv_dtype: str):
         found.append(logits_of(step, tokens, 8))
     share = {"float32": 0, "float16": 1e-2, "bfloat16": 5e-2}[kv_dtype]
     assert np.abs(found[0] - found[1]).max() <= share * np.abs(found[0]).max()
-    assert exact.block_bytes // narrow.block_bytes == (1 if kv_dtype == "float32" else 2)
+    assert exact.block_bytes["block"] // narrow.block_bytes["block"] == (
+        1 if kv_dtype == "float32" else 2
+    )
 
 
 def test_optimised_and_plain_steps_agree(checkpoint: Checkpoint):

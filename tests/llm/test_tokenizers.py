@@ -369,7 +369,7 @@ def test_an_unknown_decoder_is_refused() -> None:
 
 
 def test_smollm2_has_the_ids_of_its_own_tokenizer() -> None:
-    """The ids are llama.cpp's; ``tests/peers/llama_tokens.py`` compares many more."""
+    """The ids are llama.cpp's; ``tests/peers/llm/test_llama_cpp.py`` compares many more."""
     tokenizer = tokenizer_from_gguf(GGUFFile(model_file(SMOLLM2)).metadata)
     prompt = "<|im_start|>user\nWhat's 2024?<|im_end|>\n"
     expected = [1, 4093, 198, 1780, 506, 216, 34, 32, 34, 36, 47, 2, 198]

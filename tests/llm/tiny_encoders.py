@@ -1,6 +1,7 @@
 """Results of transformers for tiny random encoders and rerankers.
 
-``tests/peers/llm/make_encoders.py`` writes them, for the weights of :mod:`tests.llm.tiny_models`.
+``tests/peers/llm/make_encoders.py`` writes them, for the weights of :mod:`tests.llm.tiny_models`;
+those of Jina BERT v2 come from ``make_jina.py``, by its definition.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 
 EXPECTED_ENCODERS = Path(__file__).parent / "expected_encoders"
+
+#: Families whose results are of texts of the first segment alone.
+ONE_SEGMENT = ("jina_bert_v2",)
 
 Array = np.ndarray[Any, Any]
 

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ostinato.llm.engine.engine import Engine, EngineSettings
+from ostinato.llm.engine.engine import Engine
 from ostinato.llm.engine.interfaces import BLOCK_TOKENS
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
+from ostinato.llm.engine.settings import EngineSettings
 
 VOCABULARY = 50
 WORDS = -(-VOCABULARY // 32)
@@ -29,6 +30,7 @@ class Limits:
     blocks: int = 24
     context: int = 512
     adjustments: int = 4096
+    window_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def sample(logits, uniform, temperature, top_k, top_p, min_p) -> int:
 class ToyStep:
     """The step. With ``recurrent`` its history is a state of each slot instead of the pool.
 
-    With ``window``, its history are so many last tokens.
+    With ``window``, its history are so many last tokens; with ``window_blocks`` too, whole
+    histories count besides, from blocks of another table.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class ToyStep:
             position=ints(rows),
             sequence=ints(rows),
             table=ints(limits.sequences, table),
+            window_table=ints(limits.sequences, table) if limits.window_blocks else None,
             pick=ints(picks),
             uniform=floats(picks),
             temperature=floats(picks),
@@ -149,7 +153,10 @@ class ToyStep:
         self.outputs = SimpleNamespace(
             token=np.zeros(picks, np.int32), logits=np.zeros((picks, VOCABULARY), np.float32)
         )
-        self.pool = np.full((limits.blocks, BLOCK_TOKENS), -7, np.int64)
+        self.pools = {
+            "block": np.full((limits.blocks, BLOCK_TOKENS), -7, np.int64),
+            "window": np.full((limits.window_blocks, BLOCK_TOKENS), -7, np.int64),
+        }
         self.states = np.zeros(limits.sequences, np.int64)
         self.runs: list[tuple[int, int, int]] = []
         self.failing = False
@@ -192,10 +199,20 @@ class ToyStep:
             before = 0 if position == 0 else int(self.states[slot])
             self.states[slot] = (before * 31 + token + 1) % 1_000_003
             return int(self.states[slot])
-        table = x.table[slot]
-        self.pool[table[position // 64], position % 64] = token * 1000 + position
-        first = 0 if self.window is None else max(position - self.window + 1, 0)
-        history = self.pool[table[: position // 64 + 1]].reshape(-1)[first : position + 1]
+        apart = x.window_table is not None
+        result = self._hash("block", x.table[slot], token, position, None if apart else self.window)
+        if apart:
+            near = self._hash("window", x.window_table[slot], token, position, self.window)
+            result = (result * 31 + near) % 1_000_003
+        return result
+
+    def _hash(
+        self, kind: str, table: np.ndarray, token: int, position: int, window: int | None
+    ) -> int:
+        pool = self.pools[kind]
+        pool[table[position // 64], position % 64] = token * 1000 + position
+        first = 0 if window is None else max(position - window + 1, 0)
+        history = pool[table[: position // 64 + 1]].reshape(-1)[first : position + 1]
         assert (history % 1000 == np.arange(first, position + 1)).all(), "a position is another's"
         result = 0
         for value in history // 1000:
@@ -206,14 +223,14 @@ class ToyStep:
     def _logits(history: int) -> np.ndarray:
         return np.random.default_rng(history).normal(0, 2, VOCABULARY).astype(np.float32)
 
-    def copy_block(self, source: int, target: int) -> None:
-        self.pool[target] = self.pool[source]
+    def copy_block(self, source: int, target: int, kind: str = "block") -> None:
+        self.pools[kind][target] = self.pools[kind][source]
 
-    def read_block(self, block: int) -> bytes:
-        return self.pool[block].tobytes()
+    def read_block(self, block: int, kind: str = "block") -> bytes:
+        return self.pools[kind][block].tobytes()
 
-    def write_block(self, block: int, data: bytes) -> None:
-        self.pool[block] = np.frombuffer(data, np.int64)
+    def write_block(self, block: int, data: bytes, kind: str = "block") -> None:
+        self.pools[kind][block] = np.frombuffer(data, np.int64)
 
     def save_slot(self, sequence: int) -> int:
         return int(self.states[sequence])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import select
+import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,8 +19,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from ostinato.llm.quantize import quantize_file
 from ostinato.tools.chat import Chat, run_chat
 from ostinato.tools.cli import app
+from ostinato.tools.output import complete_streams
+from tests.llm.text_models import byte_level_bpe, write_text_model
 from tests.llm.tiny_llm import write_llm
 
 
@@ -208,3 +214,43 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: str) -> None:
     terminal.wait_for("\r\n> ")
     terminal.type("\x04")
     assert terminal.close() == 0
+
+
+def command(folder: str, redirection: str, *arguments: str) -> tuple[str, str]:
+    """The output and the errors of a command with other standard streams."""
+    program = [sys.executable, "-m", "ostinato.tools.cli", *arguments, folder]
+    line = f"{shlex.join(program)} --context 128 -n 4 --temp 0 {redirection}"
+    found = subprocess.run(line, shell=True, check=False, capture_output=True, text=True)
+    assert "Traceback" not in found.stderr
+    return found.stdout, found.stderr
+
+
+def test_streams_may_be_closed(folder: str) -> None:
+    assert "the prompt has no tokens" in command(folder, "<&-", "generate")[1]
+    assert command(folder, "<&-", "chat") == ("", "")
+    assert command(folder, ">&-", "generate", "-p", "ab") == ("", "")
+    assert command(folder, "2>&-", "generate", "-p", "ab")[0]
+
+
+def test_what_an_encoding_lacks_is_written_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    octets = io.BytesIO()
+    stream = io.TextIOWrapper(octets, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    complete_streams()
+    stream.write("a é 😀")
+    stream.flush()
+    assert octets.getvalue() == rb"a \xe9 \U0001f600"
+
+
+def test_files_that_cannot_be_written_or_read_are_named_once(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent" / "file")
+    found = invoke("embed", str(tmp_path), absent, code=1).output
+    assert found == f"error: cannot read the texts of {absent!r}: No such file or directory\n"
+    source = quantize_file(
+        write_text_model(tmp_path / "model", "llama", byte_level_bpe(), {}),
+        tmp_path / "source.gguf",
+        "q8_0",
+    ).path
+    found = invoke("quantize", str(source), absent, "--to", "q4_0", code=1).output
+    assert found.startswith(f"error: cannot write {absent!r} of {str(source)!r}: No such file")
+    assert ".tmp" not in found

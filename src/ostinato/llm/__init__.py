@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ostinato.llm.config import ModelConfig
-    from ostinato.llm.engine.engine import Engine, EngineLimits, EngineSettings, EngineStats
+    from ostinato.llm.engine.engine import Engine
     from ostinato.llm.engine.requests import Request, Ticket
+    from ostinato.llm.engine.settings import EngineLimits, EngineSettings, EngineStats
     from ostinato.llm.generation import (
         Delta,
         Generation,
@@ -39,9 +40,9 @@ _HOMES = {
     "LLM": "model",
     "Delta": "generation",
     "Engine": "engine.engine",
-    "EngineLimits": "engine.engine",
-    "EngineSettings": "engine.engine",
-    "EngineStats": "engine.engine",
+    "EngineLimits": "engine.settings",
+    "EngineSettings": "engine.settings",
+    "EngineStats": "engine.settings",
     "Generation": "generation",
     "Grammar": "grammar",
     "Limits": "memory",

@@ -214,11 +214,15 @@ class ModelConfig:
         attention_bias: whether queries, keys and values have biases.
         output_bias: whether the results of attention have one.
         hidden_bias: whether the matmuls of the feed-forward have.
+        down_bias: whether the last of these has one, where the others have none.
         head_bias: whether the logits have.
         positions: rows of a table of positions that is added to the embedding; 0: there is none.
             The last ``context`` rows are those of the positions from 0 on.
         attention_scale: factor of the scores; ``None``: one over the root of ``head_dim``.
         attention_softcap, logit_softcap: ``c * tanh(x / c)`` of scores and of logits.
+        alibi: exponent of the factors by which an encoder's scores fall with the distance of two
+            tokens (ALiBi, arXiv 2108.12409): ``2 ** (-alibi * (h + 1) / heads)`` of head ``h``,
+            where the number of heads is a power of two; ``None``: they do not.
         sinks: whether each head has a score that takes weight and adds nothing.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of the results that
             are added to the rows, and of logits.
@@ -254,11 +258,13 @@ class ModelConfig:
     attention_bias: bool = False
     output_bias: bool = False
     hidden_bias: bool = False
+    down_bias: bool = False
     head_bias: bool = False
     positions: int = 0
     attention_scale: float | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    alibi: float | None = None
     sinks: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -275,7 +281,10 @@ class ModelConfig:
 
     @property
     def longest_window(self) -> int | None:
-        """The most tokens that a token attends to; ``None``: all before it, in some layer."""
-        windows = [layer.window for layer in self.layers]
-        known = [window for window in windows if window is not None]
-        return max(known) if known and len(known) == len(windows) else None
+        """The most tokens that a token attends to in layers with a window; ``None``: no such."""
+        return max((w for layer in self.layers if (w := layer.window) is not None), default=None)
+
+    @property
+    def mixes_windows(self) -> bool:
+        """Whether some layers have a window, and others attend to all tokens before."""
+        return len({layer.window is None for layer in self.layers}) > 1

@@ -53,7 +53,10 @@ _POOLINGS: Final = {
 }
 
 #: The names that files have for the sides of a search.
-_KINDS: Final = {"query": ("query", "search_query"), "passage": ("passage", "document")}
+_KINDS: Final = {
+    "query": ("query", "search_query"),
+    "passage": ("passage", "document", "search_document", "corpus"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +281,8 @@ class Embedder(TextArguments):
         self.check(dimensions)
         every = self.prompted(texts, kind)
         ids = [shortened(self.tokenizer.encode(t, add_bos=True), self.most) for t in every]
+        if [] in ids:
+            raise InputError(f"text {ids.index([])} has no tokens: this model needs one")
         rows = self.encoder.rows(ids)
         vectors = [pooled(part, self.settings.pooling.kind) for part in rows]
         return finished(vectors, self.width, dimensions, normalize)

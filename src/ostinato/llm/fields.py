@@ -171,6 +171,20 @@ class Fields:
         """Take fields as read, whatever they hold."""
         self._read.update(names)
 
+    def also_called(self, names: Mapping[str, str]) -> None:
+        """Read absent fields under other names, which count as read themselves.
+
+        Args:
+            names: the other name of each.
+        """
+        given = {
+            self._prefix + name: self._found(other)
+            for name, other in names.items()
+            if name not in self and other in self
+        }
+        self._values = {**self._values, **given}
+        self._read.update(names.values())
+
     def expect(self, name: str, *wanted: object) -> None:
         """Refuse a field that is neither absent nor one of some values."""
         value = self._found(name)

@@ -13,10 +13,9 @@ from ostinato.llm.device_weights import for_device
 from ostinato.llm.memory import (
     DEFAULT_CONTEXT,
     Limits,
-    block_bytes,
     byte_count,
     checked_kv_dtype,
-    count_blocks,
+    size_pools,
 )
 from ostinato.llm.model import LLM
 from ostinato.llm.sampling import Sampling, sampling_with
@@ -115,9 +114,20 @@ def load(
     weight_bytes = _weight_bytes(for_device(checkpoint, session.capabilities))
     known = Limits(context, sequences, 0, 0, weight_bytes)
     if checkpoint.config.causal:
-        size = block_bytes(checkpoint, kv_dtype)
-        blocks = count_blocks(max(size, 1), sequences, context, kv_memory)
-        known = replace(known, kv_blocks=blocks, kv_bytes=blocks * size)
+        pools = size_pools(
+            checkpoint,
+            kv_dtype,
+            sequences=sequences,
+            context=context,
+            rows=_STEP_ROWS,
+            kv_memory=kv_memory,
+        )
+        known = replace(
+            known,
+            kv_blocks=pools.blocks,
+            kv_bytes=pools.nbytes,
+            window_blocks=pools.window_blocks,
+        )
         step = StepGraph(
             checkpoint,
             _step_limits(known, draft),
@@ -199,6 +209,7 @@ def _step_limits(limits: Limits, draft: LLM | NGrams | None) -> StepLimits:
         sequences=limits.sequences,
         picks=max(limits.sequences * (1 + drafts), _PICKS),
         blocks=limits.kv_blocks,
+        window_blocks=limits.window_blocks,
         context=limits.context,
         adjustments=limits.context + _ADJUSTMENTS,
     )

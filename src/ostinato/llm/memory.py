@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.dtypes import DType
 from ostinato.errors import InputError
+from ostinato.llm.engine.blocks import blocks_for, most_blocks
 from ostinato.llm.step import BLOCK_TOKENS, StepLimits, step_graph
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["Limits", "block_bytes", "byte_count", "count_blocks", "free_memory"]
+__all__ = ["Limits", "Pools", "block_bytes", "byte_count", "free_memory", "size_pools"]
 
 #: Context of a model that allows more, unless it is asked for.
 DEFAULT_CONTEXT: Final = 8192
@@ -39,6 +41,8 @@ class Limits:
         kv_blocks: blocks of 64 tokens for keys and values.
         kv_bytes: memory of keys and values; it is taken as it is used.
         weight_bytes: bytes of the weights in their files' formats.
+        window_blocks: blocks of layers with a window, where these have some apart: beside layers
+            without one, if whole contexts take more of them.
     """
 
     context: int
@@ -46,6 +50,7 @@ class Limits:
     kv_blocks: int
     kv_bytes: int
     weight_bytes: int
+    window_blocks: int = 0
 
 
 def byte_count(name: str, value: int | str) -> int:
@@ -88,44 +93,92 @@ def checked_kv_dtype(kv_dtype: str) -> str:
     return kv_dtype
 
 
-def block_bytes(checkpoint: Checkpoint, kv_dtype: str) -> int:
-    """Bytes of the keys and values of 64 tokens, in all layers."""
+@dataclass(frozen=True)
+class Pools:
+    """Sizes of the pools of keys and values.
+
+    Attributes:
+        blocks: in pools of all layers, or of those without a window.
+        window_blocks: in pools of layers with a window; 0: they have none apart.
+        nbytes: of all.
+    """
+
+    blocks: int
+    window_blocks: int
+    nbytes: int
+
+
+def block_bytes(checkpoint: Checkpoint, kv_dtype: str) -> tuple[int, int]:
+    """Bytes of the keys and values of 64 tokens in layers without a window, and in those with one.
+
+    The second number is 0 unless a model has layers of both kinds: then the first one is of all.
+    """
     config = checkpoint.config
     if kv_dtype != "int8" and all(layer.mixer == "attention" for layer in config.layers):
-        numbers = len(config.layers) * config.kv_heads * (config.head_dim + config.value_dim)
-        return BLOCK_TOKENS * numbers * DType.parse(kv_dtype).itemsize
-    one = StepLimits(rows=1, sequences=1, picks=1, blocks=1, context=BLOCK_TOKENS, adjustments=1)
+        numbers = BLOCK_TOKENS * config.kv_heads * (config.head_dim + config.value_dim)
+        size = numbers * DType.parse(kv_dtype).itemsize
+        windows = sum(layer.window is not None for layer in config.layers)
+        near = windows if config.mixes_windows else 0
+        return (len(config.layers) - near) * size, near * size
+    one = StepLimits(
+        rows=1,
+        sequences=1,
+        picks=1,
+        blocks=1,
+        context=BLOCK_TOKENS,
+        adjustments=1,
+        window_blocks=int(config.mixes_windows),
+    )
     _, states = step_graph(checkpoint, one, kv_dtype)
-    pools = (state for state in states.values() if state.kind == "block")
-    return sum(_size(pool.shape) * pool.dtype.itemsize for pool in pools)
+    sizes = {"block": 0, "window": 0, "slot": 0}
+    for state in states.values():
+        shape: Any = state.shape  # numbers, of limits that are not shared
+        sizes[state.kind] += prod(shape) * state.dtype.itemsize
+    return sizes["block"], sizes["window"]
 
 
-def count_blocks(size: int, sequences: int, context: int, kv_memory: int | str | None) -> int:
-    """Number of blocks for the keys and values of a model.
+def size_pools(
+    checkpoint: Checkpoint,
+    kv_dtype: str,
+    *,
+    sequences: int,
+    context: int,
+    rows: int,
+    kv_memory: int | str | None,
+) -> Pools:
+    """Sizes of pools for the keys and values of a model.
 
     Args:
-        size: bytes of a block.
+        checkpoint: the model.
+        kv_dtype: of keys and values.
         sequences: at a time.
         context: tokens of each.
+        rows: of a step.
         kv_memory: bytes to use; ``None``: for whole contexts of all sequences, but a quarter of
             the free memory at most.
 
     Raises:
         InputError: ``kv_memory`` is no number of bytes, or too little for a block.
     """
-    wanted = sequences * -(-context // BLOCK_TOKENS)
-    if kv_memory is None:
-        return max(min(wanted, free_memory() // _FREE_SHARE // size), 1)
-    given = byte_count("kv_memory", kv_memory)
-    if given < size:
-        raise InputError(
-            f"kv_memory of {given:,} bytes holds no block of 64 tokens: {size:,} bytes"
-        )
-    return min(given // size, wanted)
-
-
-def _size(shape: tuple[Any, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= int(extent)
-    return count
+    whole, near = block_bytes(checkpoint, kv_dtype)
+    each = blocks_for(context)
+    each_near = most_blocks(context, checkpoint.config.longest_window, rows)
+    if not near or each_near == each:  # nothing ever leaves a window
+        whole, near, each_near = max(whole + near, 1), 0, 0
+    wanted = sequences * (each * whole + each_near * near)
+    given = free_memory() // _FREE_SHARE
+    if kv_memory is not None:
+        given = byte_count("kv_memory", kv_memory)
+        if given < whole + near:
+            raise InputError(
+                f"kv_memory of {given:,} bytes holds no block of 64 tokens: {whole + near:,} bytes"
+            )
+    share = min(given / wanted, 1)
+    window_blocks = max(int(share * sequences * each_near), each_near)
+    if near:  # less than the windows of one sequence serve no long one
+        window_blocks = min(window_blocks, given // (whole + near))
+        # Beyond what sequences need, as many again keep the ends of cached prefixes.
+        spare = max(given - wanted, 0) // near
+        window_blocks += min(spare, sequences * min(each_near, each - each_near))
+    blocks = min((given - window_blocks * near) // whole, sequences * each)
+    return Pools(max(blocks, 1), window_blocks, max(blocks, 1) * whole + window_blocks * near)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError, SessionStateError, UnsupportedOpError
-from ostinato.llm.engine.engine import Engine, EngineSettings
+from ostinato.llm.engine.engine import Engine
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
+from ostinato.llm.engine.settings import EngineSettings
 from ostinato.llm.grammar import GrammarCompiler
 from ostinato.llm.prefix_files import model_identity, read_prefix, write_prefix
 from ostinato.llm.sampling import Sampling, sampling_with
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.config import ModelConfig
     from ostinato.llm.embedding import Embedder
-    from ostinato.llm.engine.engine import EngineLimits
     from ostinato.llm.engine.scheduler import Proposer
+    from ostinato.llm.engine.settings import EngineLimits
     from ostinato.llm.generation import Generation, Stream
     from ostinato.llm.memory import Limits
     from ostinato.llm.static_embeddings import StaticEmbedder
@@ -91,7 +92,10 @@ class LLM:
         self._recurrent = step is not None and step.slot_bytes > 0
         self._cache = None
         if step is not None:
-            window = self.config.longest_window
+            apart = limits.window_blocks > 0
+            window = None
+            if apart or not self.config.mixes_windows:
+                window = self.config.longest_window
             self._cache = KVCache(step, recurrent=self._recurrent, window=window)
         self._new_embedder = embedder
         self._embedder: Embedder | StaticEmbedder | None = None
@@ -446,7 +450,8 @@ class LLM:
     def _proposer(self) -> Proposer | None:
         draft = self._draft
         if isinstance(draft, LLM):
-            return ModelProposer(draft._steps()[0].clone(), self.limits.sequences)
+            step, cache = draft._steps()
+            return ModelProposer(step.clone(), self.limits.sequences, cache.kinds[-1].window)
         return NGramProposer(draft) if draft is not None else None
 
     # -- prefixes in files -----------------------------------------------------------------------
@@ -466,10 +471,10 @@ class LLM:
         tokens = self._tokens(prompt, raw=True)
         engine, (_, cache) = self.engine(), self._steps()
         engine.submit(Request(tokens.tolist(), Sampling(max_tokens=0))).result()
-        blocks = engine.call(lambda: cache.read_prefix(tokens, ""))
-        if not blocks:
+        count, saved = engine.call(lambda: cache.read_prefix(tokens, ""))
+        if not count:
             raise InputError(f"a prefix has 64 tokens at least, got {len(tokens)}")
-        return write_prefix(path, self._identity(), tokens, blocks)
+        return write_prefix(path, self._identity(), tokens[:count], saved)
 
     def load_prefix(self, path: str | os.PathLike[str]) -> int:
         """Read a file of :meth:`save_prefix` into the prefix cache.
@@ -483,8 +488,8 @@ class LLM:
         """
         self._check_prefixes()
         step, cache = self._steps()
-        tokens, blocks = read_prefix(path, self._identity(), step.block_bytes)
-        count: int = self.engine().call(lambda: cache.write_prefix(tokens, "", blocks))
+        tokens, saved = read_prefix(path, self._identity(), step.block_bytes)
+        count: int = self.engine().call(lambda: cache.write_prefix(tokens, "", saved))
         return count
 
     def _identity(self) -> str:

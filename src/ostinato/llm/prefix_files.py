@@ -1,7 +1,8 @@
 """Files of prefixes: tokens with their keys and values, checked when they are read.
 
 A file is a magic number, the length of a JSON header, the header, the tokens as little-endian
-int32, the blocks, and the SHA-256 of all that.
+int32, the blocks of each kind but those that no later token attends to, and the SHA-256 of all of
+that.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ostinato.errors import InputError, ModelFormatError
-from ostinato.llm.engine.interfaces import BLOCK_TOKENS
+from ostinato.llm.engine.kv_cache import SavedBlocks
+from ostinato.llm.families.builder import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
+    from ostinato.llm.families.builder import BlockName
 
 __all__ = ["model_identity", "read_prefix", "write_prefix"]
 
-_MAGIC: Final = b"OSTPFX01"
+_MAGIC: Final = b"OSTPFX02"
 _LENGTH_BYTES: Final = 4
 _MOST_HEADER: Final = 1 << 16
 _DIGEST_BYTES: Final = 32
@@ -51,28 +54,29 @@ def write_prefix(
     path: str | os.PathLike[str],
     identity: str,
     tokens: NDArray[np.int32],
-    blocks: Sequence[Any],
+    saved: Mapping[BlockName, SavedBlocks],
 ) -> int:
     """Write whole blocks of a prefix; the file is there entirely or not at all.
 
     Args:
         path: of the file.
         identity: of the model and its options.
-        tokens: of the prefix; those beyond the blocks are not written.
-        blocks: the data of each block.
+        tokens: of the prefix, as many as the blocks hold.
+        saved: the blocks of each kind.
 
     Returns:
         The number of tokens in the file.
     """
-    count = len(blocks) * BLOCK_TOKENS
-    header = {"identity": identity, "tokens": count, "block_bytes": len(blocks[0])}
+    first = {kind: blocks.first for kind, blocks in saved.items()}
+    sizes = {kind: len(blocks.data[0]) for kind, blocks in saved.items()}
+    header = {"identity": identity, "tokens": len(tokens), "first": first, "block_bytes": sizes}
     text = json.dumps(header, sort_keys=True).encode()
     parts = [
         _MAGIC,
         len(text).to_bytes(_LENGTH_BYTES, "little"),
         text,
-        tokens[:count].astype("<i4").tobytes(),
-        *blocks,
+        tokens.astype("<i4").tobytes(),
+        *(data for blocks in saved.values() for data in blocks.data),
     ]
     target = Path(path)
     digest = hashlib.sha256()
@@ -90,13 +94,18 @@ def write_prefix(
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return count
+    return len(tokens)
 
 
 def read_prefix(
-    path: str | os.PathLike[str], identity: str, block_bytes: int
-) -> tuple[NDArray[np.int32], list[memoryview]]:
-    """The tokens and blocks of a file.
+    path: str | os.PathLike[str], identity: str, block_bytes: Mapping[BlockName, int]
+) -> tuple[NDArray[np.int32], list[SavedBlocks]]:
+    """The tokens of a file, and the blocks of each kind.
+
+    Args:
+        path: of the file.
+        identity: of the model and its options.
+        block_bytes: of a block of each kind.
 
     Raises:
         InputError: there is no such file.
@@ -122,17 +131,26 @@ def read_prefix(
         raise refuse("is damaged: its checksum differs")
     try:
         header = json.loads(bytes(data[start : start + length]))
-        found, count, size = header["identity"], header["tokens"], header["block_bytes"]
+        found, count, sizes = header["identity"], header["tokens"], header["block_bytes"]
+        first = [header["first"][kind] for kind in block_bytes]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise refuse("has a damaged header") from None
-    if found != identity or size != block_bytes:
+    if found != identity or sizes != block_bytes:
         raise refuse("was saved with another model, other weights or another kv_dtype")
     body = start + length
     if not isinstance(count, int) or count < BLOCK_TOKENS or count % BLOCK_TOKENS:
         raise refuse(f"has {count!r:.40} tokens, which are no whole blocks")
     blocks = count // BLOCK_TOKENS
-    if end - body != count * 4 + blocks * size:
+    if not all(isinstance(n, int) and 0 <= n < blocks for n in first):
+        raise refuse("has a damaged header")
+    size = sum((blocks - n) * each for n, each in zip(first, block_bytes.values(), strict=True))
+    if end - body != count * 4 + size:
         raise refuse(f"has {end - body:,} bytes for {count} tokens, which is another number")
     tokens = np.frombuffer(data[body : body + count * 4], "<i4").astype(np.int32)
     body += count * 4
-    return tokens, [data[body + n * size : body + (n + 1) * size] for n in range(blocks)]
+    saved = []
+    for n, each in zip(first, block_bytes.values(), strict=True):
+        parts = [data[body + i * each : body + (i + 1) * each] for i in range(blocks - n)]
+        saved.append(SavedBlocks(n, parts))
+        body += len(parts) * each
+    return tokens, saved

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ostinato.errors import InputError
+from ostinato.llm.engine.blocks import most_blocks
 from ostinato.llm.engine.interfaces import BLOCK_TOKENS
 from ostinato.records import dataclass
 
@@ -150,13 +151,17 @@ class ModelProposer(_Proposer):
     Args:
         step: of the second model, which this alone runs.
         sequences: slots of the first model.
+        window: how many tokens, its own included, a token attends to in layers of the second model
+            that have blocks apart.
         draft: most guesses of a step.
 
     Raises:
         InputError: the second model has fewer slots or picks.
     """
 
-    def __init__(self, step: Step, sequences: int, draft: int = DRAFTS) -> None:
+    def __init__(
+        self, step: Step, sequences: int, window: int | None = None, draft: int = DRAFTS
+    ) -> None:
         super().__init__(draft)
         limits = step.limits
         if min(limits.sequences, limits.picks) < sequences:
@@ -167,9 +172,13 @@ class ModelProposer(_Proposer):
         self._step = step
         own = limits.blocks // sequences
         self._room = min(own * BLOCK_TOKENS, limits.context)
-        width = min(own, step.inputs.table.shape[1])
-        for slot in range(sequences):
-            step.inputs.table[slot, :width] = np.arange(slot * own, slot * own + width)
+        _share(step.inputs.table, own, sequences)
+        if (table := step.inputs.window_table) is not None:
+            own = limits.window_blocks // sequences
+            _share(table, own, sequences)
+            # Blocks that have left the window are written again, if there are enough for that.
+            if own < most_blocks(limits.context, window, limits.rows):
+                self._room = min(self._room, own * BLOCK_TOKENS)
         self._read: dict[Sequence, NDArray[np.int32]] = {}
         self._open_picks()
 
@@ -261,6 +270,14 @@ class ModelProposer(_Proposer):
     def _ended(sequence: Sequence) -> bool:
         last = sequence.tokens[sequence.length + sequence.drafts - 1]
         return int(last) in sequence.end_tokens
+
+
+def _share(table: NDArray[Any], own: int, sequences: int) -> None:
+    """Let the table name blocks of each slot's own, in turn where positions need more."""
+    if own:
+        places = np.arange(table.shape[1]) % own
+        for slot in range(sequences):
+            table[slot] = slot * own + places
 
 
 def _common(read: NDArray[np.int32] | None, tokens: NDArray[np.int32]) -> int:

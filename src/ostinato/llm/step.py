@@ -16,7 +16,7 @@ from ostinato.errors import InputError, PlanError
 from ostinato.llm.compiling import model_options
 from ostinato.llm.device_weights import for_device
 from ostinato.llm.expert_files import CheckpointExperts
-from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
+from ostinato.llm.families.builder import BLOCK_TOKENS, Blocks, Builder, State, StepRows
 from ostinato.moe.expert_pool import ExpertPool
 from ostinato.moe.policy import TidePolicy
 from ostinato.moe.residency import ResidencyLoop
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.config import ModelConfig
+    from ostinato.llm.families.builder import BlockName
     from ostinato.moe.residency import ResidencyCounters
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.compiled_graph import CompiledGraph
@@ -54,6 +55,9 @@ Array = np.ndarray[Any, Any]
 TIDE: Final = TidePolicy(refresh_every=16)
 """The schedule by which experts in files become resident, unless another one is given."""
 
+#: The kinds of blocks where all layers share a table.
+_ALL: Final[tuple[BlockName, ...]] = ("block",)
+
 #: Bounds of sizes that graphs of most limits have in common.
 _LEAST_BOUNDS: Final = {
     "picks": 16,
@@ -61,6 +65,7 @@ _LEAST_BOUNDS: Final = {
     "sequences": 1 << 5,
     "pages": 1 << 11,
     "blocks": 1 << 10,
+    "window_blocks": 1 << 10,
 }
 
 #: Calls that are kept, one for each combination of sizes.
@@ -78,6 +83,8 @@ class StepLimits:
         blocks: of 64 tokens, in each pool of keys or values.
         context: tokens of a sequence.
         adjustments: of logits, in a step.
+        window_blocks: of 64 tokens, in each pool of a layer with a window, beside layers without;
+            0: all layers share the blocks of a table.
     """
 
     rows: int
@@ -86,6 +93,7 @@ class StepLimits:
     blocks: int
     context: int
     adjustments: int
+    window_blocks: int = 0
 
     @property
     def table_width(self) -> int:
@@ -100,6 +108,7 @@ class StepInputs:
     Attributes:
         tokens, position, sequence: of each row, int32 ``[rows]``.
         table: the blocks of each sequence, int32 ``[sequences, ceil(context / 64)]``.
+        window_table: the same of layers with a window; ``None`` where these have no blocks apart.
         pick: the rows whose next token is chosen, int32 ``[picks]``.
         uniform: a number from 0 to 1 for each choice, float32 ``[picks]``.
         temperature, top_p, min_p: of each choice, float32 ``[picks]``; top_k, int32.
@@ -127,6 +136,7 @@ class StepInputs:
     adjust_bias: Array
     adjust_repetition: Array
     adjust_penalty: Array
+    window_table: Array | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,7 +159,7 @@ class _Sizes:
     """The sizes that shapes of a step are made of: numbers, or Variables of its graph.
 
     Attributes:
-        rows, picks, adjustments, sequences, blocks: see :class:`StepLimits`.
+        rows, picks, adjustments, sequences, blocks, window_blocks: see :class:`StepLimits`.
         pages: blocks of the longest sequence.
     """
 
@@ -159,6 +169,7 @@ class _Sizes:
     sequences: Dim
     pages: Dim
     blocks: Dim
+    window_blocks: Dim
 
     @staticmethod
     def most(limits: StepLimits) -> _Sizes:
@@ -170,6 +181,7 @@ class _Sizes:
             sequences=limits.sequences,
             pages=limits.table_width,
             blocks=limits.blocks,
+            window_blocks=limits.window_blocks,
         )
 
     @staticmethod
@@ -189,12 +201,15 @@ class _Sizes:
             name: max(least, 1 << (getattr(most, name) - 1).bit_length())
             for name, least in _LEAST_BOUNDS.items()
         }
-        return _Sizes(rows=rows, **{n: Variable(n, 1, bound) for n, bound in bounds.items()})
+        found: dict[str, Dim] = {n: Variable(n, 1, bound) for n, bound in bounds.items()}
+        if not limits.window_blocks:
+            found["window_blocks"] = 0
+        return _Sizes(rows=rows, **found)
 
     def of_state(self, state: State) -> tuple[Dim, ...]:
         """The shape of a state with so many blocks or sequences."""
-        count = self.blocks if state.kind == "block" else self.sequences
-        return (count, *state.shape[1:])
+        counts = {"block": self.blocks, "window": self.window_blocks, "slot": self.sequences}
+        return (counts[state.kind], *state.shape[1:])
 
 
 def step_graph(
@@ -224,11 +239,19 @@ def step_graph(
     given = {
         name: g.input(name, shape, dtype) for name, (shape, dtype) in _types(sizes, config).items()
     }
-    own = g.take(given["table"], given["sequence"], axis=0)
     position = g.cast(given["position"], INT64)
     number = g.reshape(g.floor_divide(position, BLOCK_TOKENS), (rows, 1))
-    block = g.take_along_axis(own, number, axis=1)
     within = g.reshape(g.remainder(position, BLOCK_TOKENS), (rows, 1))
+
+    def blocks_of(kind: BlockName, table: Value, count: Dim) -> Blocks:
+        own = g.take(table, given["sequence"], axis=0)
+        block = g.cast(g.take_along_axis(own, number, axis=1), INT64)
+        place = g.concat([block, within], axis=1)
+        return Blocks(kind=kind, count=count, table=table, place=place)
+
+    blocks = near = blocks_of("block", given["table"], sizes.blocks)
+    if limits.window_blocks:
+        near = blocks_of("window", given["window_table"], sizes.window_blocks)
     builder = Builder(
         g,
         config,
@@ -237,10 +260,9 @@ def step_graph(
             count=rows,
             position=given["position"],
             sequence=given["sequence"],
-            table=given["table"],
-            place=g.concat([g.cast(block, INT64), within], axis=1),
+            blocks=blocks,
+            window_blocks=near,
             context=limits.context,
-            blocks=sizes.blocks,
             sequences=sizes.sequences,
             kv_dtype=DType.parse(kv_dtype),
         ),
@@ -286,14 +308,22 @@ def _types(sizes: _Sizes, config: ModelConfig) -> dict[str, tuple[tuple[Any, ...
     kinds = {"pick": INT32, "token": INT32}
     for name in ("pick", "token", "bias", "repetition", "penalty"):
         found[f"adjust_{name}"] = ((adjustments,), kinds.get(name, FLOAT32))
+    if sizes.window_blocks != 0:
+        found["window_table"] = found["table"]
     return found
 
 
 def _check_limits(limits: StepLimits, config: ModelConfig) -> None:
     for name in field_names(limits):
-        value = getattr(limits, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} of a step is a positive number, got {value!r:.80}")
+        value, may_be_none = getattr(limits, name), name == "window_blocks"
+        if isinstance(value, bool) or not isinstance(value, int) or value < (not may_be_none):
+            wanted = "zero or a positive number" if may_be_none else "a positive number"
+            raise InputError(f"{name} of a step is {wanted}, got {value!r:.80}")
+    if limits.window_blocks and not config.mixes_windows:
+        raise InputError(
+            f"window_blocks are for models with layers both with a window and without; "
+            f"{config.architecture!r} has none"
+        )
     if config.positions and limits.context > config.positions:
         raise InputError(
             f"the model has {config.positions} positions; a context of {limits.context} is beyond"
@@ -304,7 +334,8 @@ class StepGraph:
     """The compiled step of a model, with its arrays and its pools of keys and values.
 
     A step writes the keys and values of each row to block ``table[sequence, position // 64]``,
-    place ``position % 64``; then the row attends to its sequence up to itself. A row at position 0
+    place ``position % 64``, and to that of ``window_table`` in layers with a window if they have
+    blocks of their own; then the row attends to its sequence up to itself. A row at position 0
     begins its sequence's recurrent states from zeros.
 
     Args:
@@ -458,39 +489,36 @@ class StepGraph:
 
     # -- blocks and slots --------------------------------------------------------------------------
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy the keys and values of a block, in all layers.
+    def copy_block(self, source: int, target: int, kind: BlockName = "block") -> None:
+        """Copy the keys and values of a block, in all layers of its kind.
 
         Raises:
             InputError: there is no such block.
         """
-        self._check("block", source, self.limits.blocks)
-        self._check("block", target, self.limits.blocks)
-        for pool in self._pools():
+        for pool in self._pools(kind, source, target):
             pool[target] = pool[source]
 
-    def read_block(self, block: int) -> bytes:
-        """The keys and values of a block, in all layers.
+    def read_block(self, block: int, kind: BlockName = "block") -> bytes:
+        """The keys and values of a block, in all layers of its kind.
 
         Raises:
             InputError: there is no such block.
         """
-        self._check("block", block, self.limits.blocks)
-        return b"".join(pool[block].tobytes() for pool in self._pools())
+        return b"".join(pool[block].tobytes() for pool in self._pools(kind, block))
 
-    def write_block(self, block: int, data: Any) -> None:
+    def write_block(self, block: int, data: Any, kind: BlockName = "block") -> None:
         """Write what :meth:`read_block` has read.
 
         Raises:
             InputError: there is no such block, or the data is of another size. Nothing is written.
         """
-        self._check("block", block, self.limits.blocks)
-        self._write(self._pools(), block, data)
+        self._write(self._pools(kind, block), block, data)
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of a block, in all layers."""
-        return sum(pool[:1].nbytes for pool in self._pools())
+    def block_bytes(self) -> dict[BlockName, int]:
+        """Bytes of a block of each kind, in all its layers."""
+        names: tuple[BlockName, ...] = ("block", "window") if self.limits.window_blocks else _ALL
+        return {kind: sum(pool[:1].nbytes for pool in self._arrays(kind)) for kind in names}
 
     @property
     def slot_bytes(self) -> int:
@@ -516,8 +544,13 @@ class StepGraph:
         self._check("sequence", sequence, self.limits.sequences)
         self._write(self._slots(), sequence, saved)
 
-    def _pools(self) -> list[Array]:
-        return self._arrays("block")
+    def _pools(self, kind: BlockName, *blocks: int) -> list[Array]:
+        """The pools of a kind, which has these blocks."""
+        limits = self.limits
+        count = limits.blocks if kind == "block" else limits.window_blocks
+        for block in blocks:
+            self._check(kind if kind == "block" else f"{kind} block", block, count)
+        return self._arrays(kind)
 
     def _slots(self) -> list[Array]:
         return self._arrays("slot")

@@ -28,7 +28,7 @@ from ostinato.tools.arguments import (
 )
 from ostinato.tools.language import add_commands
 from ostinato.tools.models import ModelOptions
-from ostinato.tools.output import FAILED, failures, print_json
+from ostinato.tools.output import FAILED, complete_streams, failures, print_json
 
 __all__ = ["BUG", "DIFFERENT", "app", "main"]
 
@@ -280,6 +280,7 @@ def _options(
 
 def main() -> None:
     """The entry point of the command ``ostinato``."""
+    complete_streams()
     try:
         app()
     except OSError as error:  # of stdout: a full disk

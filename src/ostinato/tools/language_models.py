@@ -145,7 +145,8 @@ def read_lines(files: Sequence[Path]) -> list[str]:
     try:
         texts = [path.read_text("utf-8") for path in files] if files else [sys.stdin.read()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the texts: {error}") from error
+        where = getattr(error, "filename", None)
+        raise InputError(f"cannot read the texts{_of(where)}: {_reason(error)}") from error
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
     if not lines:
         raise InputError("there are no texts: one a line is expected")
@@ -163,7 +164,16 @@ def read_schema(path: Path) -> Grammar:
     try:
         return Grammar.json_schema(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the schema {str(path)!r:.300}: {error}") from error
+        raise InputError(f"cannot read the schema {str(path)!r:.300}: {_reason(error)}") from error
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    """An error without the name of its file."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _of(file: object) -> str:
+    return "" if file is None else f" of {str(file)!r:.300}"
 
 
 def embed_lines(
@@ -194,14 +204,19 @@ def quantize_model(source: Path, target: Path, to: str, skip: tuple[str, ...]) -
     """Quantise a file; a report of its tensors.
 
     Raises:
-        OstinatoError: see :func:`ostinato.llm.quantize_file`.
+        OstinatoError: see :func:`ostinato.llm.quantize_file`; or a file cannot be read or written.
     """
     from ostinato.llm import quantize_file
 
-    with _progress() as progress:
-        found = quantize_file(
-            source, target, cast("QuantizedFormat", to), skip=skip, progress=_counted(progress)
-        )
+    try:
+        with _progress() as progress:
+            found = quantize_file(
+                source, target, cast("QuantizedFormat", to), skip=skip, progress=_counted(progress)
+            )
+    except OSError as error:
+        raise InputError(
+            f"cannot write {str(target)!r:.300} of {str(source)!r:.300}: {_reason(error)}"
+        ) from error
     return {
         "source": str(source),
         "target": str(target),

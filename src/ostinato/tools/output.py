@@ -6,8 +6,11 @@ Progress and messages go to stderr, so that stdout holds results and nothing els
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -24,6 +27,7 @@ __all__ = [
     "FAILED",
     "answer_text",
     "bytes_text",
+    "complete_streams",
     "console",
     "count_text",
     "failures",
@@ -36,6 +40,19 @@ __all__ = [
 FAILED = 1
 
 _WIDTH_OF_A_PIPE = 120
+
+
+def complete_streams() -> None:
+    """Make the standard streams usable where a caller has closed them, or has another encoding.
+
+    What an encoding lacks is written by its number instead of ending the command.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def console(*, stderr: bool = False) -> Console:

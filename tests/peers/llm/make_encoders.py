@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "bert_reranker": ("BertConfig", {**_SIZES, "num_labels": 1}, True),
     "xlm_roberta": ("XLMRobertaConfig", _ROBERTA, False),
     "xlm_roberta_reranker": ("XLMRobertaConfig", {**_ROBERTA, "num_labels": 1}, True),
+    "nomic_bert": ("NomicBertConfig", _SIZES, False),
     "modernbert": ("ModernBertConfig", _MODERN, False),
     "modernbert_reranker": (
         "ModernBertConfig",

@@ -1,8 +1,37 @@
-"""Reference counts of the blocks of keys and values."""
+"""Blocks of keys and values: their reference counts, and their kinds."""
 
 from __future__ import annotations
 
-__all__ = ["BlockPool"]
+from typing import TYPE_CHECKING
+
+from ostinato.llm.engine.interfaces import BLOCK_TOKENS
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from ostinato.llm.families.builder import BlockName
+
+__all__ = ["BlockKind", "BlockPool", "blocks_for", "most_blocks"]
+
+
+def blocks_for(tokens: int) -> int:
+    """Number of blocks that ``tokens`` tokens take."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def most_blocks(tokens: int, window: int | None, rows: int) -> int:
+    """Number of blocks that a sequence has at a time, at most.
+
+    Args:
+        tokens: of the sequence.
+        window: tokens that a token attends to; ``None``: all.
+        rows: of a step.
+    """
+    whole = blocks_for(tokens)
+    return whole if window is None else min(whole, blocks_for(window + rows) + 2)
 
 
 class BlockPool:
@@ -67,3 +96,43 @@ class BlockPool:
         self._references[block] -= 1
         if not self._references[block]:
             self._free.append(block)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockKind:
+    """The blocks of layers that share a table.
+
+    Attributes:
+        name: of the kind in a step.
+        pool: reference counts.
+        table: of the step: the blocks of each sequence.
+        window: how many tokens, its own included, a token attends to; ``None``: all. Blocks behind
+            it are given back while a sequence goes on.
+        rows: of a step.
+    """
+
+    name: BlockName
+    pool: BlockPool
+    table: NDArray[Any]
+    window: int | None
+    rows: int
+
+    @property
+    def available(self) -> int:
+        """Number of blocks that are free or can be evicted."""
+        return self.pool.free + self.pool.idle
+
+    def most_blocks(self, tokens: int) -> int:
+        """Number of blocks that a sequence of ``tokens`` tokens has at a time, at most."""
+        return most_blocks(tokens, self.window, self.rows)
+
+    def behind(self, tokens: int) -> int:
+        """Number of first blocks that no token from position ``tokens`` on attends to."""
+        return 0 if self.window is None else max(tokens - self.window + 1, 0) // BLOCK_TOKENS
+
+    def first_kept(self, count: int) -> int:
+        """Number of first blocks, of ``count`` whole ones, that a sequence behind them can spare.
+
+        The last one stays, so that its node does.
+        """
+        return min(self.behind(count * BLOCK_TOKENS), max(count - 1, 0))

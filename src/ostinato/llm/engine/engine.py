@@ -9,22 +9,22 @@ from math import inf
 from queue import SimpleQueue
 from threading import Condition, Thread
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import (
     Cancelled,
-    ContextError,
     InputError,
     OstinatoError,
     Overloaded,
     SessionStateError,
 )
-from ostinato.llm.engine.interfaces import BLOCK_TOKENS
+from ostinato.llm.engine.admission import check_request
 from ostinato.llm.engine.requests import Ticket
 from ostinato.llm.engine.scheduler import Scheduler
 from ostinato.llm.engine.sequence import Sequence
+from ostinato.llm.engine.settings import EngineStats
 from ostinato.llm.generation import Stream
-from ostinato.records import dataclass, replace
+from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,94 +33,10 @@ if TYPE_CHECKING:
     from ostinato.llm.engine.kv_cache import KVCache
     from ostinato.llm.engine.requests import Listener, PreparedRequest, Request
     from ostinato.llm.engine.scheduler import Proposer
+    from ostinato.llm.engine.settings import EngineSettings
     from ostinato.llm.generation import Delta
 
-__all__ = ["Engine", "EngineLimits", "EngineSettings", "EngineStats"]
-
-
-class EngineLimits(TypedDict, total=False):
-    """Limits of an engine; see :class:`EngineSettings`."""
-
-    queue: int
-    step_rows: int
-    prefill_rows: int
-    policy: Literal["fcfs", "prefix"]
-    request_seconds: float | None
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Limits of an engine.
-
-    Attributes:
-        queue: most answers that wait; more requests are refused.
-        step_rows: most rows of a step: tokens that are decoded, drafts, and parts of prompts.
-        prefill_rows: most rows of prompts in a step.
-        policy: ``"fcfs"`` starts requests in their order, ``"prefix"`` those first whose prompt has
-            the longest prefix in the cache.
-        request_seconds: time after which an answer ends as it is; ``None`` for no limit.
-
-    Raises:
-        InputError: a field is out of range.
-    """
-
-    queue: int = 256
-    step_rows: int = 512
-    prefill_rows: int = 256
-    policy: Literal["fcfs", "prefix"] = "fcfs"
-    request_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("queue", "step_rows", "prefill_rows"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is a positive number, got {value!r:.80}")
-        if self.policy not in ("fcfs", "prefix"):
-            raise InputError(f"policy is 'fcfs' or 'prefix', got {self.policy!r:.80}")
-        seconds: Any = self.request_seconds
-        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
-            raise InputError(f"request_seconds is a positive number, got {seconds!r:.80}")
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """State and counts of an engine.
-
-    Attributes:
-        running: answers with rows in steps.
-        waiting: answers that wait.
-        finished: answers that ended by themselves.
-        cancelled: answers that were cancelled or came to their deadline.
-        failed: answers that ended with an error.
-        preempted: times that an answer lost its blocks to an older one and was computed again.
-        steps: runs of the step.
-        rows: rows of all steps.
-        prompt_tokens: tokens of prompts.
-        cached_tokens: those of them that were in the prefix cache.
-        completion_tokens: tokens of answers.
-        drafted_tokens: tokens that speculation proposed.
-        accepted_tokens: those of them that were the answer's.
-        blocks: blocks of keys and values.
-        blocks_used: blocks with a reference.
-        blocks_cached: blocks of the prefix cache, some of which are in use.
-    """
-
-    running: int
-    waiting: int
-    finished: int
-    cancelled: int
-    failed: int
-    preempted: int
-    steps: int
-    rows: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    drafted_tokens: int
-    accepted_tokens: int
-    blocks: int
-    blocks_used: int
-    blocks_cached: int
+__all__ = ["Engine"]
 
 
 class _Request:
@@ -256,7 +172,7 @@ class Engine:
             ContextError: prompt and answer exceed the context or the memory for keys and values.
         """
         prepared = self._prepare(request)
-        self._check(request, prepared)
+        check_request(request, prepared, self._limits, self._vocabulary, self._scheduler.cache)
         return prepared
 
     def open_stream(self, request: Request) -> Stream:
@@ -334,7 +250,8 @@ class Engine:
         """State and counts."""
         with self._wake:
             scheduler = self._scheduler
-            counters, pool = scheduler.counters, scheduler.cache.pool
+            counters = scheduler.counters
+            pools = [kind.pool for kind in scheduler.cache.kinds]
             running = len(scheduler.running)
             return EngineStats(
                 running=running,
@@ -350,9 +267,9 @@ class Engine:
                 completion_tokens=counters.completion,
                 drafted_tokens=counters.drafted,
                 accepted_tokens=counters.accepted,
-                blocks=pool.count,
-                blocks_used=pool.count - pool.free,
-                blocks_cached=pool.cached,
+                blocks=sum(pool.count for pool in pools),
+                blocks_used=sum(pool.count - pool.free for pool in pools),
+                blocks_cached=sum(pool.cached for pool in pools),
             )
 
     @property
@@ -388,43 +305,6 @@ class Engine:
         atexit.unregister(self.close)
 
     # -- admission -------------------------------------------------------------------------------
-
-    def _check(self, request: Request, prepared: PreparedRequest) -> None:
-        """Refuse requests that can never be served."""
-        tokens, sampling, limits = prepared.tokens, request.sampling, self._limits
-        if not len(tokens):
-            raise InputError("the prompt has no tokens")
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self._vocabulary:
-            wrong = low if low < 0 else high
-            raise InputError(
-                f"token {wrong} of the prompt is not in the vocabulary of {self._vocabulary}"
-            )
-        for name in ("logit_bias", "stop_tokens"):
-            for token in getattr(sampling, name):
-                if token >= self._vocabulary:
-                    raise InputError(
-                        f"token {token} of {name} is not in the vocabulary of {self._vocabulary}"
-                    )
-        total = len(tokens) + sampling.max_tokens
-        asked = f"a prompt of {len(tokens)} tokens and max_tokens={sampling.max_tokens}"
-        if total > limits.context:
-            raise ContextError(
-                f"{asked} exceed the context of {limits.context}; load the model with a larger "
-                f"context or ask for fewer tokens"
-            )
-        if self._scheduler.cache.most_blocks(total) > limits.blocks:
-            raise ContextError(
-                f"{asked} exceed the memory for keys and values of "
-                f"{limits.blocks * BLOCK_TOKENS} tokens; load the model with more kv_memory"
-            )
-        finite = sum(1 for bias in sampling.logit_bias.values() if bias > -inf)
-        entries = finite + (total if sampling.penalises else 0)
-        if entries > limits.adjustments:
-            raise InputError(
-                f"logit_bias and penalties may concern {entries} tokens, more than the "
-                f"{limits.adjustments} of a step; set penalty_tokens or fewer biases"
-            )
 
     def _full(self, count: int) -> bool:
         # An empty queue takes any request, or one with a large `n` could never be served.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostinato.llm.families.builder import BLOCK_TOKENS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ostinato.llm.families.builder import BlockName
     from ostinato.llm.generation import ToolCall
 
 __all__ = [
@@ -18,9 +21,6 @@ __all__ = [
     "TextPart",
     "TokenMask",
 ]
-
-#: Tokens whose keys and values a block holds.
-BLOCK_TOKENS = 64
 
 
 class StepBounds(Protocol):
@@ -35,6 +35,8 @@ class StepBounds(Protocol):
     @property
     def blocks(self) -> int: ...
     @property
+    def window_blocks(self) -> int: ...
+    @property
     def context(self) -> int: ...
     @property
     def adjustments(self) -> int: ...
@@ -44,12 +46,13 @@ class StepArrays(Protocol):
     """Input arrays of a step, of the largest sizes; a run reads their first rows.
 
     ``tokens``, ``position`` and ``sequence`` are int32 ``[rows]``; ``table`` is int32 ``[sequences,
-    blocks of a context]``; ``pick``, the rows whose next tokens are wanted, is int32 ``[picks]``,
-    as is ``top_k``; ``uniform``, ``temperature``, ``top_p`` and ``min_p`` are float32 ``[picks]``;
-    ``allowed`` is uint32 ``[picks, words of a vocabulary]``, a bit for each token. An adjustment
-    changes the logit of ``adjust_token`` for pick ``adjust_pick``, both int32 ``[adjustments]``:
-    ``adjust_bias`` is added, then ``adjust_repetition`` divides what is positive and multiplies
-    what is negative, then ``adjust_penalty`` is subtracted, all float32 ``[adjustments]``.
+    blocks of a context]``, as is ``window_table``, that of layers with a window if they have blocks
+    apart; ``pick``, the rows whose next tokens are wanted, is int32 ``[picks]``, as is ``top_k``;
+    ``uniform``, ``temperature``, ``top_p`` and ``min_p`` are float32 ``[picks]``; ``allowed`` is
+    uint32 ``[picks, words of a vocabulary]``, a bit for each token. An adjustment changes the logit
+    of ``adjust_token`` for pick ``adjust_pick``, both int32 ``[adjustments]``: ``adjust_bias`` is
+    added, then ``adjust_repetition`` divides what is positive and multiplies what is negative, then
+    ``adjust_penalty`` is subtracted, all float32 ``[adjustments]``.
     """
 
     @property
@@ -60,6 +63,8 @@ class StepArrays(Protocol):
     def sequence(self) -> NDArray[Any]: ...
     @property
     def table(self) -> NDArray[Any]: ...
+    @property
+    def window_table(self) -> NDArray[Any] | None: ...
     @property
     def pick(self) -> NDArray[Any]: ...
     @property
@@ -105,9 +110,9 @@ class Step(Protocol):
     @property
     def outputs(self) -> StepResults: ...
     def run(self, rows: int, picks: int, adjustments: int) -> None: ...
-    def copy_block(self, source: int, target: int) -> None: ...
-    def read_block(self, block: int) -> Any: ...
-    def write_block(self, block: int, data: Any) -> None: ...
+    def copy_block(self, source: int, target: int, kind: BlockName = ...) -> None: ...
+    def read_block(self, block: int, kind: BlockName = ...) -> Any: ...
+    def write_block(self, block: int, data: Any, kind: BlockName = ...) -> None: ...
     def save_slot(self, sequence: int) -> Any: ...
     def load_slot(self, sequence: int, saved: Any) -> None: ...
     def close(self) -> None: ...

@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
-from ostinato.llm.engine.blocks import BlockPool
-from ostinato.llm.engine.interfaces import BLOCK_TOKENS
+from ostinato.llm.engine.blocks import BlockKind, BlockPool, blocks_for
 from ostinato.llm.engine.prefix_tree import NO_BLOCK, Match, PrefixTree
+from ostinato.llm.families.builder import BLOCK_TOKENS
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Items
     from typing import Any
 
     import numpy as np
     from numpy.typing import NDArray
 
     from ostinato.llm.engine.interfaces import Step
+    from ostinato.llm.engine.prefix_tree import Node
     from ostinato.llm.engine.sequence import Sequence
+    from ostinato.llm.families.builder import BlockName
 
-__all__ = ["KVCache", "blocks_for", "most_blocks"]
+__all__ = ["KVCache", "SavedBlocks"]
 
 #: Tokens between two saved states of a recurrent model.
 SAVED_TOKENS = 256
 
 
-def blocks_for(tokens: int) -> int:
-    """Number of blocks that ``tokens`` tokens take."""
-    return -(-tokens // BLOCK_TOKENS)
+@dataclass(frozen=True)
+class SavedBlocks:
+    """The blocks of one kind at the start of some tokens.
 
-
-def most_blocks(tokens: int, window: int | None, rows: int) -> int:
-    """Number of blocks that a sequence has at a time, at most.
-
-    Args:
-        tokens: of the sequence.
-        window: tokens that a token attends to; ``None``: all.
-        rows: of a step.
+    Attributes:
+        first: number of first blocks that are left out, since nothing behind the tokens attends to
+            them.
+        data: of the others.
     """
-    whole = blocks_for(tokens)
-    return whole if window is None else min(whole, blocks_for(window + rows) + 2)
+
+    first: int
+    data: Items[Any]
 
 
 class KVCache:
-    """The pool of blocks, the prefix tree, and the tables of a step's sequences.
+    """The pools of blocks, the prefix tree, and the tables of a step's sequences.
 
     Args:
-        step: owner of the keys and values.
+        step: owner of the keys and values. One with blocks of layers with a window apart has two
+            kinds of blocks.
         recurrent: whether sequences have states besides, which end reuse at saved ones.
-        window: how many tokens, its own included, a token attends to in any layer; ``None``: all.
-            Blocks behind it are given back while a sequence goes on.
+        window: how many tokens, its own included, a token attends to in layers with a window, and
+            without such a kind in all; ``None``: all.
         snapshots: most saved states.
+
+    Attributes:
+        kinds: of blocks.
     """
 
     def __init__(
@@ -62,20 +66,26 @@ class KVCache:
         snapshots: int = 32,
     ) -> None:
         self._step = step
-        self._window = window
-        self.pool = BlockPool(step.limits.blocks)
-        self.tree = PrefixTree(self.pool, recurrent=recurrent, windowed=window is not None)
+        limits, inputs = step.limits, step.inputs
+        apart = inputs.window_table
+        pool = BlockPool(limits.blocks)
+        near = window if apart is None else None
+        self.kinds = [BlockKind("block", pool, inputs.table, near, limits.rows)]
+        if apart is not None:
+            pool = BlockPool(limits.window_blocks)
+            self.kinds.append(BlockKind("window", pool, apart, window, limits.rows))
+        self.tree = PrefixTree(
+            [kind.pool for kind in self.kinds],
+            [kind.window is not None for kind in self.kinds],
+            recurrent=recurrent,
+        )
         self.recurrent = recurrent
         self._snapshots = snapshots if recurrent else 0
 
-    @property
-    def available(self) -> int:
-        """Number of blocks that are free or can be evicted."""
-        return self.pool.free + self.pool.idle
-
-    def most_blocks(self, tokens: int) -> int:
-        """Number of blocks that a sequence of ``tokens`` tokens has at a time, at most."""
-        return most_blocks(tokens, self._window, self._step.limits.rows)
+    def lacks(self, tokens: int) -> BlockKind | None:
+        """A kind of which a sequence of ``tokens`` tokens has more blocks than there are."""
+        lacking = (k for k in self.kinds if k.most_blocks(tokens) > k.pool.count)
+        return next(lacking, None)
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Number of first tokens of a waiting sequence that it could reuse."""
@@ -99,9 +109,7 @@ class KVCache:
         if match.partial is None:
             return False
         # The source of a copy takes a block for a moment, which may be the one that is lacking.
-        whole = self.tree.root(sequence.request.salt) if self.recurrent else match.node
-        blocks = () if self.recurrent else match.blocks
-        match = Match(whole, blocks, None, len(blocks) * BLOCK_TOKENS)
+        match = match.shortened(0 if self.recurrent else len(match.path))
         if self._claim(sequence, match, spare):
             self._begin(sequence, slot, match)
             return True
@@ -109,11 +117,12 @@ class KVCache:
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Give a sequence blocks for its first ``tokens`` tokens; whether there were enough."""
-        while len(sequence.blocks) * BLOCK_TOKENS < tokens:
-            block = self._take()
-            if block is None:
-                return False
-            self._append(sequence, block)
+        for kind, blocks in enumerate(sequence.blocks):
+            while len(blocks) * BLOCK_TOKENS < tokens:
+                block = self._take(kind)
+                if block is None:
+                    return False
+                self._append(sequence, kind, block)
         return True
 
     def commit(self, sequence: Sequence) -> None:
@@ -123,12 +132,14 @@ class KVCache:
             first = place * BLOCK_TOKENS
             tokens = sequence.tokens[first : first + BLOCK_TOKENS]
             assert sequence.node is not None
-            node = self.tree.insert(sequence.node, tokens, sequence.blocks[place])
-            if node.block != sequence.blocks[place]:
-                self.pool.retain(node.block)
-                self.pool.release(sequence.blocks[place])
-                sequence.blocks[place] = node.block
-                self._step.inputs.table[sequence.slot, place] = node.block
+            own = [blocks[place] for blocks in sequence.blocks]
+            node = self.tree.insert(sequence.node, tokens, own)
+            for kind, found, given in zip(self.kinds, node.blocks, sequence.blocks, strict=True):
+                if found != given[place]:
+                    kind.pool.retain(found)
+                    kind.pool.release(given[place])
+                    given[place] = found
+                    kind.table[sequence.slot, place] = found
             sequence.node = node
             sequence.committed += 1
         self._free_behind(sequence)
@@ -141,7 +152,8 @@ class KVCache:
         if first < sequence.computed:
             assert sequence.node is not None
             tokens = sequence.tokens[first : sequence.computed]
-            node = self.tree.insert(sequence.node, tokens, sequence.blocks[sequence.committed])
+            own = [blocks[sequence.committed] for blocks in sequence.blocks]
+            node = self.tree.insert(sequence.node, tokens, own)
             if self.recurrent and node.size == len(tokens) and node.saved is None:
                 self.tree.save(node, self._step.save_slot(sequence.slot), self._snapshots)
 
@@ -155,122 +167,153 @@ class KVCache:
         if keep:
             self.commit(sequence)
             self.commit_part(sequence)
-        for block in sequence.blocks[sequence.freed :]:
-            self.pool.release(block)
-        sequence.blocks = []
+        for kind, blocks, freed in zip(self.kinds, sequence.blocks, sequence.freed, strict=True):
+            for block in blocks[freed:]:
+                kind.pool.release(block)
+        sequence.blocks, sequence.freed = [], []
         sequence.node = None
         sequence.slot = -1
-        sequence.computed = sequence.committed = sequence.freed = sequence.drafts = 0
+        sequence.computed = sequence.committed = sequence.drafts = 0
 
-    def read_prefix(self, tokens: NDArray[np.int32], salt: str) -> list[Any]:
-        """The data of the whole cached blocks at the start of ``tokens``."""
-        blocks = self.tree.match(tokens, salt).blocks
-        return [
-            self._step.read_block(block)
-            for block in itertools.takewhile(lambda block: block != NO_BLOCK, blocks)
-        ]
+    # -- prefixes in files -------------------------------------------------------------------------
 
-    def write_prefix(self, tokens: NDArray[np.int32], salt: str, data: Iterable[Any]) -> int:
-        """Cache whole blocks, the first one first; the number of tokens that found memory."""
+    def read_prefix(
+        self, tokens: NDArray[np.int32], salt: str
+    ) -> tuple[int, dict[BlockName, SavedBlocks]]:
+        """The whole cached blocks at the start of ``tokens``: their tokens, and those of each kind.
+
+        Blocks that no later token attends to are left out.
+        """
+        path = self._usable(self.tree.match(tokens, salt)).path
+        saved: dict[BlockName, SavedBlocks] = {}
+        for k, kind in enumerate(self.kinds):
+            first = kind.first_kept(len(path))
+            blocks = [node.blocks[k] for node in path[first:]]
+            data = [self._step.read_block(block, kind.name) for block in blocks]
+            saved[kind.name] = SavedBlocks(first, data)
+        return len(path) * BLOCK_TOKENS, saved
+
+    def write_prefix(self, tokens: NDArray[np.int32], salt: str, saved: Items[SavedBlocks]) -> int:
+        """Cache whole blocks, the first one first; the number of tokens that found memory.
+
+        Without room for all, none are cached of a model with windows: the last ones count there.
+        """
+        count = len(tokens) // BLOCK_TOKENS
+        for kind, given in zip(self.kinds, saved, strict=True):
+            if len(given.data) > kind.available:
+                if any(other.window is not None for other in self.kinds):
+                    return 0
+                count = kind.available
+        taken: list[list[int]] = []
+        for k, (kind, given) in enumerate(zip(self.kinds, saved, strict=True)):
+            taken.append([NO_BLOCK] * given.first)
+            for data in given.data[: count - given.first]:
+                block = self._take(k)
+                assert block is not None, "there were enough"
+                self._step.write_block(block, data, kind.name)
+                taken[k].append(block)
         node = self.tree.root(salt)
-        held = list[int]()
-        for place, block_data in enumerate(data):
-            block = self._take()
-            if block is None:
-                break
-            self._step.write_block(block, block_data)
+        for place in range(count):
             part = tokens[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
-            node = self.tree.insert(node, part, block)
-            if node.block != block:
-                self.pool.retain(node.block)
-                self.pool.release(block)
-            held.append(node.block)
-        for block in held:
-            self.pool.release(block)
-        return len(held) * BLOCK_TOKENS
+            node = self.tree.insert(node, part, [blocks[place] for blocks in taken])
+        for kind, blocks in zip(self.kinds, taken, strict=True):
+            for block in blocks:
+                if block != NO_BLOCK:
+                    kind.pool.release(block)
+        return count * BLOCK_TOKENS
+
+    # -- start -------------------------------------------------------------------------------------
 
     def _claim(self, sequence: Sequence, match: Match, spare: int) -> bool:
         """Retain the blocks of a match, if enough others are available for the other tokens."""
-        kept = [block for block in match.blocks if block != NO_BLOCK]
-        held = [*kept, *([match.partial.block] if match.partial is not None else [])]
-        for block in held:
-            self.pool.retain(block)
-        needed = blocks_for(sequence.length) - len(match.blocks)
-        most = self.most_blocks(sequence.length) - len(kept)
-        if self.available >= min(needed, most) + spare:
+        held = [*self._held(match)]
+        for kind, block in held:
+            kind.pool.retain(block)
+        needed = blocks_for(sequence.length) - len(match.path)
+        for kind in self.kinds:
+            kept = len(match.path) - kind.first_kept(len(match.path))
+            most = kind.most_blocks(sequence.length) - kept
+            if kind.available < min(needed, most) + spare:
+                break
+        else:
             return True
-        for block in held:
-            self.pool.release(block)
+        for kind, block in held:
+            kind.pool.release(block)
         return False
+
+    def _held(self, match: Match) -> Iterator[tuple[BlockKind, int]]:
+        """The blocks that a sequence needs of a match, those that are copied included."""
+        for k, kind in enumerate(self.kinds):
+            for node in match.path[kind.first_kept(len(match.path)) :]:
+                yield kind, node.blocks[k]
+            if match.partial is not None:
+                yield kind, match.partial.blocks[k]
 
     def _begin(self, sequence: Sequence, slot: int, match: Match) -> None:
         """Start a sequence behind a match whose blocks are retained."""
         sequence.slot = slot
-        for block in match.blocks:
-            self._append(sequence, block)
-        sequence.freed = match.blocks.count(NO_BLOCK)
-        self._point_past(sequence)
+        whole, partial = len(match.path), match.partial
+        sequence.freed = [kind.first_kept(whole) for kind in self.kinds]
+        sequence.blocks = [[] for _ in self.kinds]
+        for k, freed in enumerate(sequence.freed):
+            for place, node in enumerate(match.path):
+                self._append(sequence, k, NO_BLOCK if place < freed else node.blocks[k])
+            self._point_past(sequence, k)
         self.tree.touch(match.node)
         sequence.node = match.node
-        sequence.committed = len(match.blocks)
+        sequence.committed = whole
         sequence.computed = match.tokens
         saved = match.node.saved
-        if match.partial is not None:
-            self.tree.touch(match.partial)
-            target = self._take()
-            assert target is not None  # _claim has seen to it
-            self._step.copy_block(match.partial.block, target)
-            self.pool.release(match.partial.block)
-            self._append(sequence, target)
-            saved = match.partial.saved
+        if partial is not None:
+            self.tree.touch(partial)
+            saved = partial.saved
+            for k, kind in enumerate(self.kinds):
+                source = partial.blocks[k]
+                target = self._take(k)
+                assert target is not None  # _claim has seen to it
+                self._step.copy_block(source, target, kind.name)
+                kind.pool.release(source)
+                self._append(sequence, k, target)
         if self.recurrent and sequence.computed:
             self._step.load_slot(slot, saved)
 
     def _match(self, sequence: Sequence) -> Match:
-        """The longest cached prefix of a waiting sequence that has all blocks of its window."""
-        match = self.tree.match(self._reusable(sequence), sequence.request.salt)
-        if self._window is None:
-            return match
-        blocks, node, partial, tokens = [*match.blocks], match.node, match.partial, match.tokens
-        if partial is not None and partial.block == NO_BLOCK:
-            partial, tokens = None, len(blocks) * BLOCK_TOKENS
-        while NO_BLOCK in blocks[self._first_kept(len(blocks)) :]:
-            blocks.pop()
-            assert node.parent is not None
-            node, partial, tokens = node.parent, None, len(blocks) * BLOCK_TOKENS
-        first = self._first_kept(len(blocks))
-        return Match(node, (*([NO_BLOCK] * first), *blocks[first:]), partial, tokens)
+        """The longest cached prefix of a waiting sequence that has all blocks of its windows."""
+        return self._usable(self.tree.match(self._reusable(sequence), sequence.request.salt))
 
-    def _first_kept(self, count: int) -> int:
-        """Number of first blocks, of ``count`` whole ones, that a sequence behind them can spare.
+    def _usable(self, match: Match) -> Match:
+        """The part of a match that has the blocks which later tokens attend to."""
+        if match.partial is not None and not match.partial.whole:
+            match = match.shortened(len(match.path))
+        while not all(self._has_window(match.path, kind) for kind in range(len(self.kinds))):
+            match = match.shortened(len(match.path) - 1)
+        return match
 
-        The last one stays, so that its node does.
-        """
-        return min(self._behind(count * BLOCK_TOKENS), max(count - 1, 0))
-
-    def _behind(self, tokens: int) -> int:
-        """Number of first blocks that no token from position ``tokens`` on attends to."""
-        return 0 if self._window is None else max(tokens - self._window + 1, 0) // BLOCK_TOKENS
+    def _has_window(self, path: Items[Node], kind: int) -> bool:
+        first = self.kinds[kind].first_kept(len(path))
+        return all(node.blocks[kind] != NO_BLOCK for node in path[first:])
 
     def _free_behind(self, sequence: Sequence) -> None:
         """Give back blocks that have left the window; the tree may keep them until it is full."""
-        end = min(self._behind(sequence.computed), sequence.committed - 1)
-        if end <= sequence.freed:
-            return
-        for place in range(sequence.freed, end):
-            self.pool.release(sequence.blocks[place])
-            sequence.blocks[place] = NO_BLOCK
-        sequence.freed = end
-        self._point_past(sequence)
+        for k, kind in enumerate(self.kinds):
+            end = min(kind.behind(sequence.computed), sequence.committed - 1)
+            if end <= sequence.freed[k]:
+                continue
+            blocks = sequence.blocks[k]
+            for place in range(sequence.freed[k], end):
+                kind.pool.release(blocks[place])
+                blocks[place] = NO_BLOCK
+            sequence.freed[k] = end
+            self._point_past(sequence, k)
 
-    def _point_past(self, sequence: Sequence) -> None:
+    def _point_past(self, sequence: Sequence, kind: int) -> None:
         """Let the table name a block of the sequence's own where it has given back others.
 
         Kernels read keys in groups, of which some are behind the window; these have no weight.
         """
-        if 0 < sequence.freed < len(sequence.blocks):
-            own = sequence.blocks[sequence.freed]
-            self._step.inputs.table[sequence.slot, : sequence.freed] = own
+        freed, blocks = sequence.freed[kind], sequence.blocks[kind]
+        if 0 < freed < len(blocks):
+            self.kinds[kind].table[sequence.slot, :freed] = blocks[freed]
 
     def _reusable(self, sequence: Sequence) -> NDArray[np.int32]:
         """The tokens that may come from the cache: one row at least is computed."""
@@ -285,12 +328,14 @@ class KVCache:
         if self.recurrent and node is not None and node.saved is None:
             self.tree.save(node, self._step.save_slot(sequence.slot), self._snapshots)
 
-    def _append(self, sequence: Sequence, block: int) -> None:
-        self._step.inputs.table[sequence.slot, len(sequence.blocks)] = block
-        sequence.blocks.append(block)
+    def _append(self, sequence: Sequence, kind: int, block: int) -> None:
+        blocks = sequence.blocks[kind]
+        self.kinds[kind].table[sequence.slot, len(blocks)] = block
+        blocks.append(block)
 
-    def _take(self) -> int | None:
+    def _take(self, kind: int) -> int | None:
         """A free block, for which another may be evicted."""
-        if not self.pool.free:
-            self.tree.evict()
-        return self.pool.take()
+        pool = self.kinds[kind].pool
+        if not pool.free:
+            self.tree.evict(kind)
+        return pool.take()

@@ -1,9 +1,10 @@
 """A radix tree over tokens: the blocks of keys and values that later prompts can reuse.
 
-A node is a block: up to 64 tokens that follow its parent's. Only full blocks have children. Where
-tokens attend to a window alone, a node may lose its block and keep its children. The
-tokens of a child are kept as bytes in their order, so the child with the longest common prefix is a
-neighbour of the place where the wanted tokens would be inserted.
+A node is up to 64 tokens that follow its parent's, with a block of each kind: models whose layers
+attend differently far have several. Only nodes of 64 tokens have children. Where tokens attend to a
+window alone, a node may lose its block and keep its children. The tokens of a child are kept as
+bytes in their order, so the child with the longest common prefix is a neighbour of the place where
+the wanted tokens would be inserted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from ostinato.llm.engine.interfaces import BLOCK_TOKENS
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from ostinato.llm.engine.blocks import BlockPool
@@ -29,20 +32,20 @@ NO_BLOCK = -1
 
 
 class Node:
-    """A cached block.
+    """Tokens with cached blocks.
 
     Attributes:
-        key: its tokens, four bytes each with the highest first.
-        block: the block's number, or :data:`NO_BLOCK`.
+        key: the tokens, four bytes each with the highest first.
+        blocks: the number of a block of each kind, or :data:`NO_BLOCK`.
         parent: the node of the tokens before; ``None`` for a root.
         saved: recurrent states after the node's last token, where the model has any.
     """
 
-    __slots__ = ("block", "children", "key", "keys", "parent", "salt", "saved")
+    __slots__ = ("blocks", "children", "key", "keys", "parent", "salt", "saved")
 
-    def __init__(self, key: bytes, block: int, parent: Node | None, salt: str) -> None:
+    def __init__(self, key: bytes, blocks: Sequence[int], parent: Node | None, salt: str) -> None:
         self.key = key
-        self.block = block
+        self.blocks = [*blocks]
         self.parent = parent
         self.salt = salt
         self.saved: Any = None
@@ -53,6 +56,11 @@ class Node:
     def size(self) -> int:
         """Number of tokens."""
         return len(self.key) // _TOKEN_BYTES
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has a block of each kind."""
+        return NO_BLOCK not in self.blocks
 
     def closest(self, key: bytes) -> tuple[Node | None, int]:
         """The child with the longest common prefix of tokens, and its length in tokens."""
@@ -83,48 +91,61 @@ class Match:
     """The longest cached prefix of some tokens.
 
     Attributes:
-        node: the last node that is whole; its path to the root has the blocks before.
-        blocks: the whole blocks, first one first; :data:`NO_BLOCK` for those without memory.
-        partial: a node that shares its first tokens only, whose block is to be copied.
+        root: the node before the first token.
+        path: the nodes of the whole blocks, first one first; some may lack blocks.
+        partial: a node that shares its first tokens only, whose blocks are to be copied.
         tokens: number of tokens of all, those of ``partial`` included.
     """
 
-    node: Node
-    blocks: tuple[int, ...]
+    root: Node
+    path: tuple[Node, ...]
     partial: Node | None
     tokens: int
+
+    @property
+    def node(self) -> Node:
+        """The last node that is whole."""
+        return self.path[-1] if self.path else self.root
+
+    def shortened(self, count: int) -> Match:
+        """The first whole blocks alone."""
+        return Match(self.root, self.path[:count], None, count * BLOCK_TOKENS)
 
 
 class PrefixTree:
     """Cached blocks by the tokens before and in them, apart for each salt.
 
     Args:
-        pool: reference counts of the blocks.
+        pools: reference counts of the blocks of each kind.
+        windowed: of each kind, whether blocks may be evicted before those behind them.
         recurrent: whether a prefix can only end at nodes with saved states.
-        windowed: whether blocks may be evicted before those behind them.
     """
 
-    def __init__(self, pool: BlockPool, *, recurrent: bool = False, windowed: bool = False) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        pools: Sequence[BlockPool],
+        windowed: Sequence[bool],
+        *,
+        recurrent: bool = False,
+    ) -> None:
+        self._pools = tuple(pools)
+        self._windowed = tuple(windowed)
         self._recurrent = recurrent
-        self._windowed = windowed
         self._roots: dict[str, Node] = {}
-        # From the least recently used on. A parent is used after its children, or before them with
-        # windows: what can be evicted stands near the front.
-        self._order: OrderedDict[Node, None] = OrderedDict()
+        # Nodes with a block of each kind, from the least recently used on. A parent is used after
+        # its children, or before them with windows: what can be evicted stands near the front.
+        self._orders: tuple[OrderedDict[Node, None], ...] = tuple(OrderedDict() for _ in pools)
         self._saved: OrderedDict[Node, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._order)
 
     def root(self, salt: str) -> Node:
         """The node before the first token of all sequences with this salt."""
-        return self._roots.get(salt) or Node(b"", -1, None, salt)
+        return self._roots.get(salt) or Node(b"", [NO_BLOCK] * len(self._pools), None, salt)
 
     def match(self, tokens: NDArray[Any], salt: str) -> Match:
         """The longest cached prefix of ``tokens``, an int32 array; uses nothing."""
         key = tokens.astype(">i4").tobytes()
-        node, blocks = self.root(salt), list[int]()
+        root = node = self.root(salt)
+        path: list[Node] = []
         partial: Node | None = None
         common = 0
         for place in range(0, len(key), BLOCK_TOKENS * _TOKEN_BYTES):
@@ -133,52 +154,54 @@ class PrefixTree:
                 partial = child
                 break
             node = child
-            blocks.append(child.block)
+            path.append(child)
         if self._recurrent and not (
             partial and partial.saved is not None and common == partial.size
         ):
             partial = None
-            while node.parent is not None and node.saved is None:
-                blocks.pop()
-                node = node.parent
+            while path and path[-1].saved is None:
+                path.pop()
         extra = common if partial is not None else 0
-        return Match(node, tuple(blocks), partial, len(blocks) * BLOCK_TOKENS + extra)
+        return Match(root, tuple(path), partial, len(path) * BLOCK_TOKENS + extra)
 
     def touch(self, node: Node) -> None:
         """Mark a node and those before it as used now."""
         path = []
         while node.parent is not None:
             path.append(node)
+            if node.saved is not None:
+                self._saved.move_to_end(node)
             node = node.parent
-        # With a window, a later prompt rather needs the last blocks than the first.
-        for used in reversed(path) if self._windowed else path:
-            if used.block != NO_BLOCK:
-                self._order.move_to_end(used)
-            if used.saved is not None:
-                self._saved.move_to_end(used)
+        for kind, order in enumerate(self._orders):
+            # With a window, a later prompt rather needs the last blocks than the first.
+            for used in reversed(path) if self._windowed[kind] else path:
+                if used.blocks[kind] != NO_BLOCK:
+                    order.move_to_end(used)
 
-    def insert(self, parent: Node, tokens: NDArray[Any], block: int) -> Node:
-        """Cache a block behind ``parent``, unless its tokens are cached already.
+    def insert(self, parent: Node, tokens: NDArray[Any], blocks: Sequence[int]) -> Node:
+        """Cache blocks behind ``parent``, unless their tokens are cached already.
+
+        Args:
+            parent: the node of the tokens before.
+            tokens: of the blocks.
+            blocks: one of each kind; :data:`NO_BLOCK` for none.
 
         Returns:
-            The node of the tokens, which may have another block, or tokens beyond these.
+            The node of the tokens, which may have other blocks, or tokens beyond these.
         """
         if parent.parent is None:
             parent = self._roots.setdefault(parent.salt, parent)
         key = tokens.astype(">i4").tobytes()
         found, common = parent.closest(key)
         if found is not None and common == len(tokens):
-            if found.block == NO_BLOCK:
-                found.block = block
-                self._pool.cache(block)
-                self._order[found] = None
+            if found.size == common:
+                self._fill(found, blocks)
             return found
         if found is not None and common == found.size:  # a part of these tokens: all replace it
             self._drop(found)
-        node = Node(key, block, parent, parent.salt)
+        node = Node(key, [NO_BLOCK] * len(self._pools), parent, parent.salt)
         parent.add(node)
-        self._pool.cache(block)
-        self._order[node] = None
+        self._fill(node, blocks)
         self.touch(node)
         return node
 
@@ -191,32 +214,45 @@ class PrefixTree:
             oldest.saved = None
             del self._saved[oldest]
 
-    def evict(self) -> bool:
-        """Evict the least recently used block without other references; whether there was one.
+    def evict(self, kind: int) -> bool:
+        """Evict the least recently used block of a kind without other references.
 
         It is a leaf's, unless tokens attend to a window alone.
+
+        Returns:
+            Whether there was one.
         """
-        for node in self._order:
-            if self._pool.references(node.block) != 1:
+        pool, order = self._pools[kind], self._orders[kind]
+        windowed = self._windowed[kind]
+        for node in order:
+            if pool.references(node.blocks[kind]) != 1:
                 continue
+            if windowed and (node.children or _has_others(node, kind)):
+                del order[node]
+                pool.evict(node.blocks[kind])
+                node.blocks[kind] = NO_BLOCK
+                return True
             if not node.children:
                 self._drop(node)
                 self._prune(node.parent)
                 return True
-            if self._windowed:
-                del self._order[node]
-                self._pool.evict(node.block)
-                node.block = NO_BLOCK
-                return True
         return False
 
+    def _fill(self, node: Node, blocks: Sequence[int]) -> None:
+        """Cache blocks of the kinds that a node lacks."""
+        for kind, block in enumerate(blocks):
+            if node.blocks[kind] == NO_BLOCK and block != NO_BLOCK:
+                node.blocks[kind] = block
+                self._pools[kind].cache(block)
+                self._orders[kind][node] = None
+
     def _prune(self, node: Node | None) -> None:
-        """Remove nodes without a block that have lost their last child, and an empty root."""
+        """Remove nodes without blocks that have lost their last child, and an empty root."""
         while node is not None and not node.children:
             parent = node.parent
             if parent is None:
                 self._roots.pop(node.salt, None)
-            elif node.block == NO_BLOCK:
+            elif not _has_others(node):
                 parent.remove(node)
             else:
                 return
@@ -226,10 +262,18 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None
         parent.remove(node)
-        del self._order[node]
         self._saved.pop(node, None)
         node.saved = None
-        self._pool.evict(node.block)
+        for kind, block in enumerate(node.blocks):
+            if block != NO_BLOCK:
+                del self._orders[kind][node]
+                self._pools[kind].evict(block)
+                node.blocks[kind] = NO_BLOCK
+
+
+def _has_others(node: Node, kind: int = -1) -> bool:
+    """Whether a node has blocks of other kinds than one."""
+    return any(block != NO_BLOCK for k, block in enumerate(node.blocks) if k != kind)
 
 
 def _common_tokens(first: bytes, second: bytes) -> int:

@@ -41,7 +41,7 @@ class Proposer(Protocol):
 
 @dataclass
 class Counters:
-    """Counts since the engine's start; see :class:`ostinato.llm.engine.engine.EngineStats`."""
+    """Counts since the engine's start; see :class:`ostinato.llm.engine.settings.EngineStats`."""
 
     steps: int = 0
     rows: int = 0

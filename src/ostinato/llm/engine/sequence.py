@@ -34,8 +34,9 @@ class Sequence:
         computed: number of first tokens whose keys and values are in ``blocks``.
         drafts: number of proposed tokens behind ``length``.
         slot: number of the sequence in the step; -1 while it waits.
-        blocks: its blocks, by position.
-        freed: number of first blocks that were given back, since no token attends to them any more.
+        blocks: its blocks of each kind, by position.
+        freed: of each kind, number of first blocks that were given back, since no token attends to
+            them any more.
         node: the last of its blocks in the prefix tree, ``None`` before the first.
         committed: number of first blocks that are in the prefix tree.
         served: number of the last step with rows of it.
@@ -67,8 +68,8 @@ class Sequence:
         self.computed = 0
         self.drafts = 0
         self.slot = -1
-        self.blocks: list[int] = []
-        self.freed = 0
+        self.blocks: list[list[int]] = []
+        self.freed: list[int] = []
         self.node: Node | None = None
         self.committed = 0
         self.served = -1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT8, INT32, DType
 from ostinato.errors import InputError
@@ -19,10 +21,23 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph
     from ostinato.variables import Dim
 
-__all__ = ["BLOCK_TOKENS", "Block", "Builder", "Rows", "State", "StepRows", "TextRows"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "Block",
+    "BlockName",
+    "Blocks",
+    "Builder",
+    "Rows",
+    "State",
+    "StepRows",
+    "TextRows",
+]
 
 #: Tokens of a block of keys and values.
 BLOCK_TOKENS: Final = 64
+
+BlockName = Literal["block", "window"]
+"""A kind of blocks: of all layers, or of those with a window where these have blocks apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +45,9 @@ class State:
     """A state of a model, which the graph updates in the memory of an array.
 
     Attributes:
-        kind: ``block``: ``[blocks, 64, ...]``, with a place for each token; ``slot``:
-            ``[sequences, ...]``, a value for each sequence.
+        kind: ``block``: ``[blocks, 64, ...]``, with a place for each token; ``window``: the same
+            of layers with a window that have blocks of their own; ``slot``: ``[sequences, ...]``, a
+            value for each sequence.
         shape: of the whole, whose first size may be a Variable.
         dtype: of the elements.
     """
@@ -57,22 +73,37 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Blocks:
+    """The blocks of keys and values of layers that share a table.
+
+    Attributes:
+        kind: of the pools; see :class:`State`.
+        count: in each pool.
+        table: the blocks of each sequence, int32 ``[S, P]``.
+        place: the block of each row and its position there, int32 ``[N, 2]``.
+    """
+
+    kind: BlockName
+    count: Dim
+    table: Value
+    place: Value
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class StepRows(Rows):
     """The rows of a step, whose sequences go on from step to step.
 
     Attributes:
         sequence: of each, int32 ``[N]``.
-        table: the blocks of each sequence, int32 ``[S, P]``.
-        place: the block of each row and its position there, int32 ``[N, 2]``.
-        blocks: in each pool.
+        blocks: of layers without a window.
+        window_blocks: of layers with one, which may be the same.
         sequences: at most.
         kv_dtype: of keys and values.
     """
 
     sequence: Value
-    table: Value
-    place: Value
-    blocks: Dim
+    blocks: Blocks
+    window_blocks: Blocks
     sequences: Dim
     kv_dtype: DType
 
@@ -236,10 +267,10 @@ class Builder:
 
     # -- states ------------------------------------------------------------------------------------
 
-    def pool(self, name: str, shape: tuple[int, ...], dtype: DType) -> Value:
+    def pool(self, name: str, blocks: Blocks, shape: tuple[int, ...], dtype: DType) -> Value:
         """A state with a place for each token: ``[blocks, 64, *shape]``."""
-        whole = (self.rows.blocks, BLOCK_TOKENS, *shape)
-        return self._state(name, State(kind="block", shape=whole, dtype=dtype))
+        whole = (blocks.count, BLOCK_TOKENS, *shape)
+        return self._state(name, State(kind=blocks.kind, shape=whole, dtype=dtype))
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: DType = FLOAT32) -> Value:
         """A state with a value for each sequence: ``[sequences, *shape]``."""
@@ -325,11 +356,16 @@ class Block:
         self.builder.scales[updated] = self._written(f"{name}_scales", factors, FLOAT32)
         return updated
 
+    @property
+    def _blocks(self) -> Blocks:
+        """The blocks of the layer's keys and values."""
+        return self.rows.blocks if self.layer.window is None else self.rows.window_blocks
+
     def _written(self, name: str, new: Value, dtype: DType) -> Value:
         """A pool with new rows written to it."""
         dims: Any = new.shape[1:]
-        pool = self.builder.pool(f"kv.{self.index}.{name}", tuple(dims), dtype)
-        updated = self.g.scatter_nd(pool, self.rows.place, self.g.cast(new, dtype))
+        pool = self.builder.pool(f"kv.{self.index}.{name}", self._blocks, tuple(dims), dtype)
+        updated = self.g.scatter_nd(pool, self._blocks.place, self.g.cast(new, dtype))
         self.g.assign(pool, updated)
         return updated
 
@@ -354,7 +390,7 @@ class Block:
             q,
             keys,
             values,
-            rows.table,
+            self._blocks.table,
             rows.sequence,
             rows.position,
             scale=config.attention_scale,
@@ -394,6 +430,11 @@ def text_attention(
             seen = g.logical_and(seen, g.less_equal(key, query))
         if window is not None:
             seen = g.logical_and(seen, g.less(g.abs(query - key), window))
+    if config.alibi is not None:
+        slopes = g.constant(alibi_slopes(config.alibi, config.heads).reshape(1, -1, 1, 1))
+        query = g.reshape(number, (1, 1, rows.length, 1))
+        fall = g.cast(g.abs(query - key), FLOAT32) * slopes
+        seen = g.where(seen, -fall, float("-inf"))
     q, k, v = (spread(x) for x in heads)
     options: dict[str, Any] = {"scale": config.attention_scale, "softcap": config.attention_softcap}
     mixed = g.attention(q, k, v, mask=seen, sinks=sinks, **options)
@@ -402,3 +443,15 @@ def text_attention(
         g.permute_dims(mixed, (0, 2, 1, 3)), (rows.texts * rows.length, count, features)
     )
     return g.take(flat, rows.place, axis=0)
+
+
+def alibi_slopes(exponent: float, heads: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The factors of distances by which the scores of each head fall: float32 ``[heads]``.
+
+    Of a number of heads that is no power of two, those beyond the last power have factors between
+    the others' (ALiBi, arXiv 2108.12409).
+    """
+    whole = 1 << (heads.bit_length() - 1)
+    powers = [-exponent * (head + 1) / whole for head in range(whole)]
+    powers += [-exponent / 2 * (2 * head + 1) / whole for head in range(heads - whole)]
+    return np.array([2.0**power for power in powers], np.float32)

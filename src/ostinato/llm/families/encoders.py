@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 __all__ = [
     "bert",
     "bert_names",
+    "jina_bert_v2",
+    "jina_bert_v2_names",
     "modernbert",
     "modernbert_names",
+    "nomic_bert",
+    "nomic_bert_names",
     "roberta_names",
     "xlm_roberta",
 ]
@@ -135,6 +139,114 @@ def modernbert(fields: Fields, architecture: str) -> ModelConfig:
     )
 
 
+#: The exponent of the factors of distances.
+ALIBI: Final = 8.0
+
+
+def jina_bert_v2(fields: Fields, architecture: str) -> ModelConfig:
+    """Jina BERT v2: a BERT with gated feed-forwards, whose scores fall with distances (ALiBi)."""
+    fields.expect("position_embedding_type", "alibi")
+    fields.expect("feed_forward_type", "geglu")
+    fields.expect("is_decoder", False)
+    fields.expect("hidden_act", "gelu")
+    fields.skip("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout")
+    fields.skip("attn_implementation", "model_max_length", "emb_pooler", "tie_word_embeddings")
+    return ModelConfig(
+        family="jina_bert_v2",
+        architecture=architecture,
+        **_sizes(fields),
+        layers=(Layer(),) * layer_count(fields),
+        context=fields.size("max_position_embeddings"),
+        norm=Norm(kind="layer", eps=fields.number("layer_norm_eps", 1e-12, above=0), bias=True),
+        pre_norm=False,
+        final_norm=False,
+        embedding_norm=True,
+        activation="gelu",
+        alibi=ALIBI,
+        attention_bias=True,
+        output_bias=True,
+        down_bias=True,
+        segments=fields.size("type_vocab_size", 2),
+        pooling=Pooling(),
+    )
+
+
+#: Fields of nomic-embed-text's own code, which change no result, and those with one known value.
+_NOMIC_SKIPPED: Final = (
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "pad_vocab_size_multiple", "dense_seq_output"),
+    *("fused_bias_fc", "fused_dropout_add_ln", "use_flash_attn", "use_xentropy"),
+    *("reorder_and_upcast_attn", "summary_activation", "summary_first_dropout"),
+    *("summary_proj_to_labels", "summary_type", "summary_use_proj", "rotary_scaling_factor"),
+    *("classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
+    *("tie_word_embeddings", "initializer_range", "max_trained_positions"),
+)
+_NOMIC_EXPECTED: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "activation_function": "swiglu",
+        "causal": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "moe_every_n_layers": 0,
+        "parallel_block": False,
+        "parallel_block_tied_norm": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "use_rms_norm": False,
+    }
+)
+
+#: The names that nomic-embed-text's own code has for fields.
+_NOMIC_OWN: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "rope_theta": "rotary_emb_base",
+    }
+)
+
+
+def nomic_bert(fields: Fields, architecture: str) -> ModelConfig:
+    """Nomic BERT: norms after each sum, rotary embeddings, gated feed-forwards, few biases.
+
+    Configurations are read as transformers writes them, and as nomic-embed-text's own code does;
+    contexts beyond those of the training, which that code stretches, are not.
+    """
+    fields.also_called(_NOMIC_OWN)
+    trained = fields.size("max_trained_positions", None)
+    fields.skip(*_NOMIC_SKIPPED)
+    fields.expect("rotary_emb_scale_base", None)
+    for name, value in _NOMIC_EXPECTED.items():
+        fields.expect(name, value)
+    sizes, context = _sizes(fields), fields.size("max_position_embeddings")
+    context = context if trained is None else min(context, trained)
+    fields.expect("head_dim", sizes["head_dim"])
+    turned = rope(fields, sizes["head_dim"], context, base=1000.0)
+    return ModelConfig(
+        family="nomic_bert",
+        architecture=architecture,
+        **sizes,
+        layers=(Layer(rope=turned),) * layer_count(fields),
+        context=context,
+        norm=Norm(kind="layer", eps=fields.number("layer_norm_eps", 1e-12, above=0), bias=True),
+        pre_norm=False,
+        final_norm=False,
+        embedding_norm=True,
+        activation=fields.one_of("hidden_act", ACTIVATIONS, "silu"),
+        head_bias=True,
+        segments=fields.size("type_vocab_size", 2),
+        labels=_labels(fields, architecture),
+        pooling=Pooling(),
+    )
+
+
 # -- names of weights ------------------------------------------------------------------------------
 
 _OUTER: Final[Mapping[str, str]] = MappingProxyType(
@@ -158,6 +270,32 @@ _LAYER: Final[Mapping[str, str]] = MappingProxyType(
         "up": "intermediate.dense",
         "down": "output.dense",
         "hidden_norm": "output.LayerNorm",
+    }
+)
+
+_NOMIC_OUTER: Final[Mapping[str, str]] = MappingProxyType({**_OUTER, "embedding_norm": "emb_ln"})
+
+_NOMIC_LAYER: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "q": "attn.Wqkv",
+        "k": "",
+        "v": "",
+        "o": "attn.out_proj",
+        "mixer_norm": "norm1",
+        "up": "mlp.fc11",
+        "gate": "mlp.fc12",
+        "down": "mlp.fc2",
+        "hidden_norm": "norm2",
+    }
+)
+
+_JINA_LAYER: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **_LAYER,
+        "gate": "mlp.gated_layers",
+        "up": "",
+        "down": "mlp.wo",
+        "hidden_norm": "mlp.layernorm",
     }
 )
 
@@ -196,6 +334,21 @@ def roberta_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of RoBERTas."""
     outer = {**_OUTER, "pool": "classifier.dense", "classifier": "classifier.out_proj"}
     return named(shapes(config), outer, _LAYER, "encoder.layer.{}.")
+
+
+def nomic_bert_names(config: ModelConfig) -> dict[str, Stored]:
+    """The names of Nomic BERT, with joint queries, keys and values."""
+    places = named(shapes(config), _NOMIC_OUTER, _NOMIC_LAYER, "encoder.layers.{}.")
+    segments(places, len(config.layers), "q", [(part, config.width) for part in "qkv"])
+    return places
+
+
+def jina_bert_v2_names(config: ModelConfig) -> dict[str, Stored]:
+    """The names of Jina BERT v2, with gates and what they gate joint."""
+    places = named(shapes(config), _OUTER, _JINA_LAYER, "encoder.layer.{}.")
+    parts = [("gate", config.hidden), ("up", config.hidden)]
+    segments(places, len(config.layers), "gate", parts)
+    return places
 
 
 def modernbert_names(config: ModelConfig) -> dict[str, Stored]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ostinato.llm.config import Layer, ModelConfig, Norm, Pooling
 from ostinato.llm.families.dense_gguf import layer_count, rope, sizes, windows_of
 from ostinato.llm.families.encoder import shapes
+from ostinato.llm.families.encoders import ALIBI
 from ostinato.llm.families.naming import named, segments
 from ostinato.records import replace
 
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from ostinato.llm.fields import Fields
     from ostinato.llm.weights import Stored
 
-__all__ = ["bert", "bert_gguf_names", "modernbert", "modernbert_gguf_names"]
+__all__ = [
+    "bert",
+    "bert_gguf_names",
+    "jina_bert_v2",
+    "jina_bert_v2_gguf_names",
+    "modernbert",
+    "modernbert_gguf_names",
+    "nomic_bert",
+    "nomic_bert_gguf_names",
+]
 
 #: By the number in files: none is named, mean, first row, last row, and the head of a reranker.
 _POOLINGS: Final[Mapping[int, str]] = MappingProxyType(
@@ -67,6 +77,49 @@ def bert(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Model
         output_bias=True,
         hidden_bias=True,
         head_bias=True,
+        segments=0 if table is None else table.sizes[0],
+        pooling=_pooling(fields, "pooling_type", 1),
+    )
+
+
+def nomic_bert(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
+    """Nomic BERT."""
+    found = _sizes(fields, tensors)
+    table = tensors.get("token_types.weight")
+    eps = fields.number("attention.layer_norm_epsilon", above=0)
+    return ModelConfig(
+        family="nomic_bert",
+        architecture=architecture,
+        **found,
+        layers=(Layer(rope=rope(fields, found, tensors)),) * layer_count(fields),
+        norm=Norm(kind="layer", eps=eps, bias=True),
+        pre_norm=False,
+        final_norm=False,
+        activation="silu",
+        head_bias=True,
+        segments=0 if table is None else table.sizes[0],
+        pooling=_pooling(fields, "pooling_type", 1),
+    )
+
+
+def jina_bert_v2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
+    """Jina BERT v2, with the gates of feed-forwards in the first half of ``ffn_up``."""
+    found = _sizes(fields, tensors)
+    table = tensors.get("token_types.weight")
+    eps = fields.number("attention.layer_norm_epsilon", above=0)
+    return ModelConfig(
+        family="jina_bert_v2",
+        architecture=architecture,
+        **found,
+        layers=(Layer(),) * layer_count(fields),
+        norm=Norm(kind="layer", eps=eps, bias=True),
+        pre_norm=False,
+        final_norm=False,
+        activation="gelu",
+        alibi=ALIBI,
+        attention_bias=True,
+        output_bias=True,
+        down_bias=True,
         segments=0 if table is None else table.sizes[0],
         pooling=_pooling(fields, "pooling_type", 1),
     )
@@ -135,6 +188,12 @@ _BERT: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
+_NOMIC: Final[Mapping[str, str]] = MappingProxyType(
+    {**_BERT, "q": "attn_qkv", "k": "", "v": "", "gate": "ffn_gate"}
+)
+
+_JINA: Final[Mapping[str, str]] = MappingProxyType({**_BERT, "gate": "ffn_up", "up": ""})
+
 _MODERN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "q": "attn_qkv",
@@ -153,6 +212,21 @@ _MODERN: Final[Mapping[str, str]] = MappingProxyType(
 def bert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of BERT."""
     return named(shapes(config), _OUTER, _BERT, "blk.{}.")
+
+
+def nomic_bert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
+    """The names of Nomic BERT, with joint queries, keys and values."""
+    places = named(shapes(config), _OUTER, _NOMIC, "blk.{}.")
+    segments(places, len(config.layers), "q", [(part, config.width) for part in "qkv"])
+    return places
+
+
+def jina_bert_v2_gguf_names(config: ModelConfig) -> dict[str, Stored]:
+    """The names of Jina BERT v2, with gates and what they gate joint."""
+    places = named(shapes(config), _OUTER, _JINA, "blk.{}.")
+    parts = [("gate", config.hidden), ("up", config.hidden)]
+    segments(places, len(config.layers), "gate", parts)
+    return places
 
 
 def modernbert_gguf_names(config: ModelConfig) -> dict[str, Stored]:

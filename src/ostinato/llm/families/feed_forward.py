@@ -38,7 +38,7 @@ def _weights(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, ...]]:
         if config.hidden_bias:
             shapes[f"{name}.bias"] = (config.hidden,)
     shapes["down.weight"] = (config.width, config.hidden)
-    if config.hidden_bias:
+    if config.hidden_bias or config.down_bias:
         shapes["down.bias"] = (config.width,)
     return shapes
 
@@ -50,7 +50,7 @@ def _build(block: Block, x: Value) -> Value:
         inner = gate * block.linear(x, "up", bias=bias)
     else:
         inner = activated(g, block.linear(x, "up", bias=bias), config.activation)
-    return block.linear(inner, "down", bias=bias)
+    return block.linear(inner, "down", bias=bias or config.down_bias)
 
 
 #: ``up`` and ``down``, with ``gate`` where models have it.
