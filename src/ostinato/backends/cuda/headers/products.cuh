@@ -118,9 +118,9 @@ inline void multiply_bytes(
 #undef OST_MULTIPLY_BYTES
 #endif
 
-// Copies of 16 bytes into shared memory that run while the thread goes on ----------------------------
+// Copies into shared memory that run while the thread goes on -----------------------------------------
 
-// Zeros instead where `inside` is false; the source is not read then.
+// A copy of 16 bytes. Zeros instead where `inside` is false; the source is not read then.
 inline void copy_async(void* shared, const void* source, bool inside) {
 #ifdef __CUDA_ARCH__
     unsigned target = (unsigned)__cvta_generic_to_shared(shared);
@@ -130,6 +130,16 @@ inline void copy_async(void* shared, const void* source, bool inside) {
 #else
     vector<unsigned, 4> none = {};
     *(vector<unsigned, 4>*)shared = inside ? *(const vector<unsigned, 4>*)source : none;
+#endif
+}
+
+// A copy of 4 bytes.
+inline void copy_word(void* shared, const void* source) {
+#ifdef __CUDA_ARCH__
+    unsigned target = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
+#else
+    *(unsigned*)shared = *(const unsigned*)source;
 #endif
 }
 
