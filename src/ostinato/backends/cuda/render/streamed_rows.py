@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Rows", "Stream", "body", "stream_of", "tiles"]
+__all__ = ["MOST_PADDING", "Rows", "Stream", "body", "padded_row", "stream_of", "tiles"]
 
 _WARPS = SEGMENT_BLOCK // WARP
 
@@ -79,8 +79,11 @@ _ROWS = 16
 #: Bytes of the left operand that a block copies into shared memory, at most.
 _LEFT_BYTES = 40 << 10
 
-#: Elements behind a row of the left operand in shared memory, against bank conflicts.
+#: Bytes behind a row of the left operand in shared memory, against bank conflicts.
 _PADDING_BYTES = 16
+
+MOST_PADDING = _ROWS * _PADDING_BYTES
+"""Bytes behind all rows of a left operand, at most."""
 
 _BODY = Template("""\
 $left
@@ -88,6 +91,7 @@ $left
     for (long long first = own.x; first * $width < columns; first += all.x * $together) {
 $early$multiply
 $arrived        OST_SYNC();
+#pragma unroll 1
         for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
             const int t = i / ($rows * $width);
             const long long m = i / $width % $rows, n = (first + t * all.x) * $width + i % $width;
@@ -281,15 +285,40 @@ def tiles(matmul: Matmul) -> int:
     return -(-stream.rows // stream.width)
 
 
-def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
+def padded_row(matmul: Matmul, argument: int) -> int:
+    """The elements of a row of an argument that is the left operand; 0: it is not, or has one row.
+
+    Such rows may be 16 bytes further apart in shared memory than they are long.
+    """
+    a, depth = _Left(matmul, 0, staged=False).scalar, max_extent(matmul.k[0])
+    if max_extent(matmul.m) == 1 or not isinstance(a, Load) or a.buffer != argument:
+        return 0
+    whole = _is_whole(a, matmul) and _rest(a.index, {matmul.m: depth, matmul.k[0]: 1}) == 0
+    return depth if whole else 0
+
+
+def _is_whole(a: Load, matmul: Matmul) -> bool:
+    """Whether the left operand is vectors of 16 bytes."""
+    run = run_of(a, matmul.k[0], max_extent(matmul.k[0]))
+    return run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES
+
+
+def body(
+    matmul: Matmul,
+    held: Collection[int] = (),
+    padded: Collection[int] = (),
+    polled: Collection[int] = (),
+) -> Body:
     """The code of a matmul, whose right operand is :func:`stream_of`.
 
     Args:
         matmul: the kernel.
         held: the arguments that are in shared memory as it is.
+        padded: those whose rows are apart there, as :func:`padded_row` says.
+        polled: those whose elements are waited for where they are read.
     """
     rows, acc = max(1, max_extent(matmul.m)), matmul.acc
-    stream, left = stream_of(matmul), _left_of(matmul, held)
+    stream, left = stream_of(matmul), _left_of(matmul, held, padded)
     assert stream is not None
     assert left is not None
     arrays, wide = list(left.arrays), stream.width > _COLUMNS
@@ -313,7 +342,7 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
             before = f"    const float* const scales = {start};\n"
     tile = (_WARPS // _GROUPS if wide else _WARPS, rows, stream.width + 1)
     together = max(1, min(_MOST_TOGETHER, _PART_BYTES // (4 * math.prod(tile))))
-    early = _early_loads(matmul, held)
+    early = _early_loads(matmul, {*held, *polled})
     point = frame.point(4, names)
     for number, load in enumerate(early):
         dialect = CudaDialect()
@@ -345,17 +374,21 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
     return replace(made, includes=includes, streams=True)
 
 
-def _early_loads(matmul: Matmul, held: Collection[int]) -> list[Load]:
+def _early_loads(matmul: Matmul, others: Collection[int]) -> list[Load]:
     """The loads of stores that read an element for each column, the same for all rows.
 
     They come from memory, or from the cache of all multiprocessors: too far to wait for.
+
+    Args:
+        matmul: the kernel.
+        others: the arguments that are elsewhere, or may not be there yet.
     """
     scalars = list(reached([root for store in matmul.stores for root in roots(store)]))
     if any(isinstance(s, Guard) for s in scalars) or any(s.conditions for s in matmul.stores):
         return []
     found = []
     for load in scalars:
-        if not isinstance(load, Load) or load.bindings or load.buffer in held:
+        if not isinstance(load, Load) or load.bindings or load.buffer in others:
             continue
         if max_extent(matmul.m) > 1 and matmul.m in symbols(load.index):
             continue
@@ -524,21 +557,21 @@ class _Left:
         return _BY_ELEMENT.substitute(given, element=element, register=register, stored=stored)
 
 
-def _left_of(matmul: Matmul, held: Collection[int] = ()) -> _Left | None:
+def _left_of(
+    matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = ()
+) -> _Left | None:
     """The way to the left operand, if there is one."""
     depth = max_extent(matmul.k[0])
     a = _Left(matmul, depth, staged=False).scalar
-    if isinstance(a, Load) and a.buffer in held and max_extent(matmul.m) == 1:
-        run = run_of(a, matmul.k[0], depth)
-        if run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES:
+    pitch = depth + _PADDING_BYTES // a.dtype.itemsize
+    if isinstance(a, Load) and a.buffer in held and _is_whole(a, matmul):
+        if a.buffer in padded:
+            return _Left(matmul, pitch, staged=False, held=True)
+        if max_extent(matmul.m) == 1:
             return _Left(matmul, depth, staged=False, held=True)
-    padded = depth + _PADDING_BYTES // a.dtype.itemsize
-    if max_extent(matmul.m) * padded * a.dtype.itemsize <= _LEFT_BYTES:
-        return _Left(matmul, padded, staged=True)
-    if not isinstance(a, Load) or a.bindings:
-        return None
-    run = run_of(a, matmul.k[0], depth)
-    if run is None or run.load is not a or run.count * a.dtype.itemsize != VECTOR_BYTES:
+    if max_extent(matmul.m) * pitch * a.dtype.itemsize <= _LEFT_BYTES:
+        return _Left(matmul, pitch, staged=True)
+    if not isinstance(a, Load) or a.bindings or not _is_whole(a, matmul):
         return None
     rest = _rest(a.index, {matmul.m: depth, matmul.k[0]: 1})
     return None if rest is None else _Left(matmul, depth, staged=False)
