@@ -108,7 +108,7 @@ $store
     }
 """)
 
-#: What the stores read, on its way while tiles are multiplied.
+#: Elements that stores read for each column, on their way while tiles are multiplied.
 _EARLY = Template("""\
         for (int i = threadIdx.x; i < $together * $width; i += $threads) {
             const long long n = (first + i / $width * all.x) * $width + i % $width;
