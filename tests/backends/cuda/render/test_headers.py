@@ -220,6 +220,27 @@ def test_quotients_are_those_of_the_operator() -> None:
     assert apart.max() <= 2**-149
 
 
+def test_quotients_round_to_the_same_whole_numbers() -> None:
+    """Those near halves, those of numbers of all sizes, and halves themselves."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, (2, 100_000), np.uint32)
+    any_x, any_y = bits.view(np.float32)
+    scale = rng.uniform(1e-3, 1e3, 200_000).astype(np.float32)
+    halves = (rng.integers(-300, 300, scale.size) + 0.5) * scale
+    near = halves.astype(np.float32).view(np.int32) + rng.integers(-3, 4, scale.size, np.int32)
+    exact = np.arange(-5000, 5000, dtype=np.float32) / 2
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -3.4e38, 255.0], np.float32)
+    x = np.concatenate([any_x, near.view(np.float32), exact, np.tile(special, 8)])
+    y = np.concatenate([any_y, scale, np.ones_like(exact), np.repeat(special, 8)])
+    both, one = "ost::round_of_quotient(x0, x1)", "ost::round(ost::divide(x0, x1))"
+    cases = {"both": (both, FLOAT32), "one": (one, FLOAT32)}
+    for sign in (1, -1):
+        found = run(cases, (FLOAT32, x), (FLOAT32, sign * y))
+        np.testing.assert_array_equal(found["both"], found["one"])
+        zero = found["one"] == 0
+        np.testing.assert_array_equal(*(np.signbit(part[zero]) for part in found.values()))
+
+
 INTEGERS = [dtype for dtype in ALL_DTYPES if dtype.is_integer]
 
 #: By function of the headers, the oracle's.

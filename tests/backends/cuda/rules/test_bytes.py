@@ -109,7 +109,10 @@ def test_quantized_matmul(session: ost.Session, dtype: str, rows: int) -> None:
     weight = d.g.constant(d.rng.integers(-127, 128, (96, 40)).astype("int8"))
     scales = d.g.constant(d.rng.uniform(0, 0.1, 40).astype("float32"))
     y = d.g.quantized_matmul(d.of((rows, 96), dtype), weight, scales)
-    check(session, d, d.g.silu(y) * d.of((rows, 40), dtype))
+    compiled = check(session, d, d.g.silu(y) * d.of((rows, 40), dtype))
+    target = CudaTarget.of_arch("sm_90")
+    sources = [kernel.kernel.source(target) for kernel in compiled.plan.kernels]
+    assert any("ost::round_of_quotient(" in text for text in sources)
 
 
 #: Rows, depth, columns and block.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
@@ -72,6 +73,40 @@ def test_few_choices_are_matmuls_of_few_rows(tokens: int, dtype: str, gated: boo
     matmuls = [k.kernel for k in compiled.plan.kernels if isinstance(k.kernel, FewRowsMatmul)]
     assert len(matmuls) == 2 + gated
     assert all("ost::vector" in kernel.source(TARGET) for kernel in matmuls)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("tokens", "features", "hidden", "width"),
+    [(1, 2048, 8, 1), (2, 1800, 16, 7), (3, 264, 2056, 13)],
+)
+def test_rows_of_chosen_experts_are_read_by_warps(
+    tokens: int, features: int, hidden: int, width: int, dtype: str
+) -> None:
+    """Columns of whole loads, of some lanes' alone, and of more loads than are under way."""
+    d = Draw(ost.Graph("rows"), np.random.default_rng(features))
+    experts, g = 3, d.g
+
+    def weight(*shape: int) -> ost.Value:
+        array = d.rng.normal(0, shape[1] ** -0.5, shape)
+        return g.constant(array.astype(ost.DType.parse(dtype).numpy))
+
+    x, ids = d.of((tokens, features), dtype), d.ids((tokens, 2), experts, beyond=False)
+    up, gate = (weight(experts, features, hidden) for _ in range(2))
+    weights = d.of((tokens, 2), dtype)
+    g.set_outputs([g.expert_mlp(x, ids, weights, gate, up, weight(experts, hidden, width))])
+    session = open_session("cudaemu")
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions(verify=True))])
+    kernels = [kernel.kernel for kernel in session.compile(g).plan.kernels]
+    matmuls = [kernel for kernel in kernels if isinstance(kernel, FewRowsMatmul)]
+    assert len(matmuls) == 3
+    for kernel in matmuls:
+        text, older = (kernel.source(CudaTarget.of_arch(arch)) for arch in ("sm_90", "sm_80"))
+        assert "multiply_column" in text
+        assert "wait_for_earlier_kernels" in text
+        assert "wait_for_earlier_kernels" not in older
+        compile_text(text, "sm_90")
+        compile_text(older, "sm_80")
 
 
 def test_any_number_of_tokens_up_to_few() -> None:

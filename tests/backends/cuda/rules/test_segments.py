@@ -302,6 +302,29 @@ def test_streamed_codes(
     check_streams(session, d)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("columns", [2, 33, 50])
+def test_what_stores_read_for_each_column_is_copied_ahead(
+    session: ost.Session, rows: int, columns: int
+) -> None:
+    """Words, and 16-bit floats where all columns are in pairs; not a row's own elements."""
+    d = Draw(ost.Graph("columns"), np.random.default_rng(columns))
+    g, x = d.g, d.of((rows, 64), "bfloat16")
+    results = []
+    for n in (columns, columns + 16):
+        weight = g.constant(d.rng.integers(-127, 128, (64, n)).astype(np.int8))
+        scales = g.constant(d.rng.uniform(0, 0.1, n).astype(np.float32))
+        y = g.quantized_matmul(x, weight, scales) + d.of((n,), "bfloat16")
+        results.append(y * d.of((rows, n), "bfloat16"))
+    g.set_outputs(results)
+    check_streams(session, d)
+    (segment,) = segments_of(session.compile(g))
+    text = segment.source(CudaTarget.of_arch("sm_90"))
+    compile_text(text, "sm_90")
+    assert "ost::copy_word(early0" in text
+    assert ("if (i % 2 == 0) ost::copy_word" in text) is (columns % 2 == 0)
+
+
 def test_a_ring_for_few_of_the_weights_is_not_worth_a_block(session: ost.Session) -> None:
     d = Draw(ost.Graph("few"), np.random.default_rng(9))
     g, x = d.g, d.of((1, 64), "float32")

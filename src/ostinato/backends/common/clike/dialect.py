@@ -65,6 +65,16 @@ class Dialect(ABC):
     def call(self, function: str, dtype: DType, *operands: str) -> str:
         """A function of the dialect's library, of operands of one dtype: ``floor_divide``, …"""
 
+    def function_of_both(self, op: str, inner: str, dtype: DType) -> str | None:
+        """The function of the library that computes an op of another one's result, if there is one.
+
+        Args:
+            op: the name of the op.
+            inner: that of the op whose result is its only operand.
+            dtype: of all operands and results.
+        """
+        return None
+
     @abstractmethod
     def operator(self, operator: str, dtype: DType, left: str, right: str) -> str:
         """An infix operator on operands of one dtype: a quotient of floats, a comparison, bits."""

@@ -113,11 +113,26 @@ class Scalars:
         return CValue(self.code, index.text, INT64 if index.wide else INT32)
 
     def _apply(self, scalar: Apply, scope: Scope) -> CValue:
+        if (joined := self._with_operand(scalar, scope)) is not None:
+            return joined
         values = [self.value(operand, scope) for operand in scalar.operands]
         result = ELEMENTWISE[scalar.op].evaluate(self._namespace, *values, **dict(scalar.attrs))
         if not isinstance(result, CValue):
             return self.code.constant(scalar.dtype, result)
         return round_to(result, scalar.dtype)
+
+    def _with_operand(self, scalar: Apply, scope: Scope) -> CValue | None:
+        """The value of an op and of its operand by one function, if the dialect has one."""
+        inner, dialect = scalar.operands[0], self.code.dialect
+        if not isinstance(inner, Apply) or len(scalar.operands) > 1 or scalar.attrs or inner.attrs:
+            return None
+        if any(operand.dtype != scalar.dtype for operand in (inner, *inner.operands)):
+            return None
+        name = dialect.function_of_both(scalar.op, inner.op, scalar.dtype)
+        if name is None or scope.find(lambda s: s.values.get(id(inner))) is not None:
+            return None
+        texts = [self.value(operand, scope).text for operand in inner.operands]
+        return self.code.keep(scalar.dtype, dialect.call(name, scalar.dtype, *texts))
 
     def _guard(self, guard: Guard, scope: Scope) -> CValue:
         conditions = [c for c in guard.conditions if not provably_nonnegative(c)]

@@ -72,20 +72,48 @@ inline bool is_usual(float x) {
     return ::fabsf(x) > 0.0f && ::fabsf(x) <= number<float>::greatest_finite();
 }
 
-// The quotient, rounded to nearest, a subnormal one twice. The operator's code has a branch, behind
-// which nothing else goes on; this has none, and most of it is done once for all that is divided by y.
-inline float divide(float x, float y) {
-    const float y_power = moderation(y), b = y * y_power;
+// One of two numbers that are computed anyway, without a branch that would keep them in a loop.
+inline float selected(bool condition, float x, float y) {
+#ifdef __CUDA_ARCH__
+    float found;
+    asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.f32 %0, %1, %2, p; }"
+        : "=f"(found)
+        : "f"(x), "f"(y), "r"((unsigned)condition));
+    return found;
+#else
+    return condition ? x : y;
+#endif
+}
+
+// The reciprocal of a number between 2^-100 and 2^100, so close that one correction of a quotient
+// rounds it to nearest; of 0 and of infinity, too.
+inline float reciprocal_of(float b) {
 #ifdef __CUDA_ARCH__
     float guess;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(b));
 #else
     const float guess = 1.0f / b;
 #endif
-    const float reciprocal = is_usual(y) ? ::fmaf(guess, ::fmaf(-b, guess, 1.0f), guess) : guess;
+    return selected(is_usual(b), ::fmaf(guess, ::fmaf(-b, guess, 1.0f), guess), guess);
+}
+
+// The quotient, rounded to nearest, a subnormal one twice. The operator's code has a branch, behind
+// which nothing else goes on; this has none, and most of it is done once for all that is divided by y.
+inline float divide(float x, float y) {
+    const float y_power = moderation(y), b = y * y_power, reciprocal = reciprocal_of(b);
     const float x_power = moderation(x), a = x * x_power, near = a * reciprocal;
     const float nearest = ::fmaf(::fmaf(-b, near, a), reciprocal, near);
     return (is_usual(near) ? nearest : near) * (y_power * inverse_moderation(x_power));
+}
+
+// The quotient, rounded to nearest and then to a whole number, halves to even. Most of `divide` is
+// not needed: quotients that are too small for an exact remainder are rounded to 0 all the same.
+inline float round_of_quotient(float x, float y) {
+    const float magnitude = ::fabsf(y);
+    const float power = magnitude < 0x1p-100f ? 0x1p63f : magnitude > 0x1p100f ? 0x1p-63f : 1.0f;
+    const float b = y * power, a = x * power, reciprocal = reciprocal_of(b), near = a * reciprocal;
+    const float nearest = ::fmaf(::fmaf(-b, near, a), reciprocal, near);
+    return ::rintf(is_usual(near) ? nearest : near);
 }
 
 // The divisor, or 1 where dividing by it has no result.

@@ -118,9 +118,9 @@ inline void multiply_bytes(
 #undef OST_MULTIPLY_BYTES
 #endif
 
-// Copies of 16 bytes into shared memory that run while the thread goes on ----------------------------
+// Copies into shared memory that run while the thread goes on -----------------------------------------
 
-// Zeros instead where `inside` is false; the source is not read then.
+// A copy of 16 bytes. Zeros instead where `inside` is false; the source is not read then.
 inline void copy_async(void* shared, const void* source, bool inside) {
 #ifdef __CUDA_ARCH__
     unsigned target = (unsigned)__cvta_generic_to_shared(shared);
@@ -130,6 +130,16 @@ inline void copy_async(void* shared, const void* source, bool inside) {
 #else
     vector<unsigned, 4> none = {};
     *(vector<unsigned, 4>*)shared = inside ? *(const vector<unsigned, 4>*)source : none;
+#endif
+}
+
+// A copy of 4 bytes.
+inline void copy_word(void* shared, const void* source) {
+#ifdef __CUDA_ARCH__
+    unsigned target = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
+#else
+    *(unsigned*)shared = *(const unsigned*)source;
 #endif
 }
 
@@ -216,6 +226,69 @@ struct byte_format {
         return dot_bytes<SignedLeft, SignedRight>(left, right, sum);
     }
 };
+
+// Single rows -------------------------------------------------------------------------------------
+
+// Words that are read once: the cache of the multiprocessor does not keep them.
+inline vector<unsigned, 4> load_once(const unsigned short* from) {
+#ifdef __CUDA_ARCH__
+    vector<unsigned, 4> found;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.at[0]), "=r"(found.at[1]), "=r"(found.at[2]), "=r"(found.at[3])
+                 : "l"(from));
+    return found;
+#else
+    return *(const vector<unsigned, 4>*)from;
+#endif
+}
+
+// The place of four elements of a row in shared memory: those with even numbers come first, so that
+// neighbouring lanes, which have eight elements each, read from different banks.
+template <int Depth>
+inline int part_of_row(int element) {
+    return element % 8 / 4 * (Depth / 8) + element / 8;
+}
+
+// The sum of the products of a column and a row, see `part_of_row`: called by a warp, all of whose
+// lanes have it then.
+template <class Format, int Depth>
+inline float multiply_column(const unsigned short* column, const vector<float, 4>* row) {
+    constexpr int steps = (Depth + 255) / 256;
+    constexpr int together = steps % 8 == 0 ? 8 : steps % 7 == 0 ? 7 : 4;
+    const int lane = threadIdx.x % 32;
+    vector<unsigned, 4> next[together] = {};
+#pragma unroll
+    for (int i = 0; i < together; i++)
+        if ((i * 32 + lane) * 8 < Depth) next[i] = load_once(column + (i * 32 + lane) * 8);
+    float sums[4] = {};
+#pragma unroll 1
+    for (int step = 0; step < steps; step += together) {
+        vector<unsigned, 4> words[together];
+#pragma unroll
+        for (int i = 0; i < together; i++) words[i] = next[i];
+#pragma unroll
+        for (int i = 0; i < together; i++) {
+            const int first = ((step + together + i) * 32 + lane) * 8;
+            if (first < Depth) next[i] = load_once(column + first);
+        }
+#pragma unroll
+        for (int i = 0; i < together; i++) {
+            const int first = ((step + i) * 32 + lane) * 8;
+            if (first < Depth) {
+                const vector<float, 4> low = row[first / 8], high = row[Depth / 8 + first / 8];
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const unsigned word = words[i].at[e];
+                    const vector<float, 4>& part = e < 2 ? low : high;
+                    float& sum = sums[e];
+                    sum = ::fmaf(Format::value(word & 0xFFFFu), part.at[e % 2 * 2], sum);
+                    sum = ::fmaf(Format::value(word >> 16), part.at[e % 2 * 2 + 1], sum);
+                }
+            }
+        }
+    }
+    return sum_of_warp((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
 
 // The bits of two elements, the first one in the lower half.
 inline unsigned pair_bits(float low, float high, float16_format) {

@@ -40,6 +40,9 @@ _REGISTERS = {
     FLOAT64: "double",
 }
 
+#: Functions of float32 that take the place of two ops, the second of the first one's result.
+_BOTH = {("round", "divide"): "round_of_quotient"}
+
 _SUFFIXES = {INT64: "LL", UINT32: "u", UINT64: "ULL"}
 
 
@@ -73,6 +76,9 @@ class CudaDialect(Dialect):
 
     def call(self, function: str, dtype: DType, *operands: str) -> str:
         return f"ost::{function}({', '.join(operands)})"
+
+    def function_of_both(self, op: str, inner: str, dtype: DType) -> str | None:
+        return _BOTH.get((op, inner)) if dtype == FLOAT32 else None
 
     def operator(self, operator: str, dtype: DType, left: str, right: str) -> str:
         if operator == "/" and _held(dtype) == FLOAT32:

@@ -102,7 +102,8 @@ class SegmentFunction:
         if how.streams:
             assert isinstance(kernel, Matmul)
             self.stream = streamed_rows.stream_of(kernel)
-            body = streamed_rows.body(kernel, how.held, frozenset(n for n, _ in how.padded))
+            padded = frozenset(n for n, _ in how.padded)
+            body = streamed_rows.body(kernel, how.held, padded, how.polled)
             self.blocks, dynamic = streamed_rows.tiles(kernel), 0
         else:
             launch = kernel.launch(target)

@@ -12,6 +12,7 @@ import math
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.common.clike.vectors import VECTOR_BYTES, run_of
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
@@ -20,9 +21,10 @@ from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.rules.product import BlockwiseProduct
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8
-from ostinato.lower.loopir.nodes import Apply, Load, extent_of, max_extent
+from ostinato.lower.loopir.dependences import reached, roots
+from ostinato.lower.loopir.nodes import Apply, Guard, Load, extent_of, max_extent
 from ostinato.records import dataclass, replace
-from ostinato.variables import coefficient
+from ostinato.variables import coefficient, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -62,6 +64,9 @@ _LANE_CODES = 128
 #: Tiles whose sums are added up together, at most, and the bytes that these may have.
 _MOST_TOGETHER, _PART_BYTES = 8, 4 << 10
 
+#: Bytes of the shortest copy into shared memory.
+_WORD = 4
+
 #: Columns are multiples of these bytes: tensor cores take 16 elements of 16 bits at a time.
 _GRAIN = 32
 
@@ -84,8 +89,8 @@ _BODY = Template("""\
 $left
     int turn = 0;
     for (long long first = own.x; first * $width < columns; first += all.x * $together) {
-$multiply
-        OST_SYNC();
+$early$multiply
+$arrived        OST_SYNC();
 #pragma unroll 1
         for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
             const int t = i / ($rows * $width);
@@ -101,6 +106,17 @@ $store
         }
         turn ^= 1;
     }
+""")
+
+#: Elements that stores read for each column, on their way while tiles are multiplied.
+_EARLY = Template("""\
+        for (int i = threadIdx.x; i < $together * $width; i += $threads) {
+            const long long n = (first + i / $width * all.x) * $width + i % $width;
+            if (n < columns) {
+$copies
+            }
+        }
+        ost::copy_commit();
 """)
 
 #: The products of tiles, one after the other, or all at once.
@@ -287,13 +303,19 @@ def _is_whole(a: Load, matmul: Matmul) -> bool:
     return run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES
 
 
-def body(matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = ()) -> Body:
+def body(
+    matmul: Matmul,
+    held: Collection[int] = (),
+    padded: Collection[int] = (),
+    polled: Collection[int] = (),
+) -> Body:
     """The code of a matmul, whose right operand is :func:`stream_of`.
 
     Args:
         matmul: the kernel.
         held: the arguments that are in shared memory as it is.
         padded: those whose rows are apart there, as :func:`padded_row` says.
+        polled: those whose elements are waited for where they are read.
     """
     rows, acc = max(1, max_extent(matmul.m)), matmul.acc
     stream, left = stream_of(matmul), _left_of(matmul, held, padded)
@@ -320,16 +342,29 @@ def body(matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = (
             before = f"    const float* const scales = {start};\n"
     tile = (_WARPS // _GROUPS if wide else _WARPS, rows, stream.width + 1)
     together = max(1, min(_MOST_TOGETHER, _PART_BYTES // (4 * math.prod(tile))))
+    early = _early_loads(matmul, {*held, *polled})
+    point = frame.point(4, names)
+    for number, load in enumerate(early):
+        dialect = CudaDialect()
+        place = f"early{number}[turn][t * {stream.width} + i % {stream.width}]"
+        element = dialect.from_memory(place, load.dtype)
+        point.scope.values[id(load)] = point.scalars.code.keep(load.dtype, element)
+        stored, room = dialect.memory_type(load.dtype), (2, together * stream.width)
+        arrays.append(SharedArray(stored, load.dtype.itemsize, f"early{number}", room))
+    for store in matmul.stores:
+        point.store(store, CValue(point.scalars.code, "total", acc))
     text = _BODY.substitute(
         together=together,
         left=f"{before}{left.text(frame)}",
+        early=_copies(frame, early, matmul, together, stream.width),
+        arrived="        ost::copy_wait<0>();\n" if early else "",
         multiply=_multiply(matmul, left, stream, together),
         width=stream.width,
         rows=rows,
         threads=SEGMENT_BLOCK,
         warps=tile[0],
         register="int" if acc == INT32 else "float",
-        store=frame.stores(matmul.stores, acc, 4, names, "total"),
+        store=point.text,
     )
     type_ = "unsigned" if acc == INT32 else "float"
     sizes = (2, together, *tile)
@@ -337,6 +372,50 @@ def body(matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = (
     made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
     includes = f'{made.includes}#include "rings.cuh"\n'
     return replace(made, includes=includes, streams=True)
+
+
+def _early_loads(matmul: Matmul, others: Collection[int]) -> list[Load]:
+    """The loads of stores that read an element for each column, the same for all rows.
+
+    They come from memory, or from the cache of all multiprocessors: too far to wait for.
+
+    Args:
+        matmul: the kernel.
+        others: the arguments that are elsewhere, or may not be there yet.
+    """
+    scalars = list(reached([root for store in matmul.stores for root in roots(store)]))
+    if any(isinstance(s, Guard) for s in scalars) or any(s.conditions for s in matmul.stores):
+        return []
+    found = []
+    for load in scalars:
+        if not isinstance(load, Load) or load.bindings or load.buffer in others:
+            continue
+        if max_extent(matmul.m) > 1 and matmul.m in symbols(load.index):
+            continue
+        offset = _rest(load.index, {matmul.n: 1, matmul.m: 0})
+        per_word = _WORD // load.dtype.itemsize
+        if (
+            load.dtype in (FLOAT32, INT32, FLOAT16, BFLOAT16)
+            and offset is not None
+            and offset % per_word == max_extent(matmul.n) % per_word == 0
+            and not matmul.args[load.buffer].writes
+        ):
+            found.append(load)
+    return found
+
+
+def _copies(frame: Frame, early: list[Load], matmul: Matmul, together: int, width: int) -> str:
+    """The statements that start the copies of what stores read."""
+    if not early:
+        return ""
+    point = frame.point(4, {matmul.m: "0LL", matmul.n: "n"})
+    for number, load in enumerate(early):
+        copy = f"ost::copy_word(early{number}[turn] + i, b{load.buffer} + "
+        first = "if (i % 2 == 0) " if load.dtype.itemsize < _WORD else ""
+        point.writer.line(f"{first}{copy}{point.index(load.index)});")
+    return _EARLY.substitute(
+        together=together, width=width, threads=SEGMENT_BLOCK, copies=point.text
+    )
 
 
 def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         byte_tiles,
         few_rows,
         group_tiles,
+        single_rows,
         tensor_rows,
         tensor_tiles,
         tiles,
@@ -50,6 +51,7 @@ else:
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
     group_tiles = LazyModule("ostinato.backends.cuda.render.group_tiles")
+    single_rows = LazyModule("ostinato.backends.cuda.render.single_rows")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
     tensor_tiles = LazyModule("ostinato.backends.cuda.render.tensor_tiles")
     tiles = LazyModule("ostinato.backends.cuda.render.tiles")
@@ -87,6 +89,8 @@ class FewRowsMatmul(Matmul):
     """A few rows by a matrix that is read once, straight from memory into registers."""
 
     def launch(self, target: CudaTarget) -> Launch:
+        if single_rows.fits(self, target):
+            return single_rows.launch(self, target)
         if tensor_rows.fits(self, target):
             return tensor_rows.launch(self, target)
         if byte_rows.fits(self):
@@ -97,6 +101,8 @@ class FewRowsMatmul(Matmul):
         return self.body(target).kernel(self.name)
 
     def body(self, target: CudaTarget) -> Body:
+        if single_rows.fits(self, target):
+            return single_rows.body(self, target)
         if tensor_rows.fits(self, target):
             return tensor_rows.body(self, target)
         if byte_rows.fits(self):
