@@ -54,6 +54,7 @@ def lowering_options(
         winograd=on and options.winograd,
         builtin_copies=on,
         streaming_stores=on and options.streaming_stores,
+        shared_temps=on,
         choose_tiles=choose_tiles,
     )
 
