@@ -73,6 +73,7 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         bfloat16_dots=options.bfloat16_dots and _has_fast_bfloat16_dots(target),
         amx_dtypes=_amx_dtypes(options, target),
         few_rows_prefetch=processor_facts.few_rows_prefetch,
+        slow_memory=processor_facts.slow_memory,
     )
 
 

@@ -270,6 +270,7 @@ def test_blocks_are_of_one_size_where_they_can_be() -> None:
     larger = Prefetch(CacheSizes(48 << 10, 2 << 20), 64)
     assert larger.block_steps(4096, 4096 * 192, 3 << 10) == 128  # half a first-level cache
     assert larger.block_steps(4096, 4096 * 192, 24 << 10) == 512  # sums have that
+    assert larger.block_steps(784, 784 * 128, 3 << 10) == 200  # seven blocks of 112 are too short
 
 
 @pytest.mark.parametrize("sizes", [(3, 40, 65), (40, 900, 70), (300, 130, 96)])

@@ -132,6 +132,8 @@ class _Tile:
     def steps(self) -> int:
         """Steps of the innermost axis per iteration of its loop, a multiple of ``chains``."""
         steps = max(1, min(_MOST_STEPS, _PER_ITERATION // self.size))
+        if self.gemm.depth_block is not None:
+            return 1 << (steps - 1).bit_length()  # blocks are multiples of all powers up to eight
         return max(1, steps // self.chains) * self.chains
 
     @property

@@ -234,7 +234,9 @@ class _CpuRules:
     def _winograd_of(self, node: Node) -> winograd.Winograd | None:
         """The way of doing a convolution with fewer multiplications, where that is faster."""
         if node not in self._winograd:
-            tile = winograd.winograd_tile(node) if self.settings.winograd else None
+            tile = None
+            if self.settings.winograd:
+                tile = winograd.winograd_tile(node, self.settings.registers.slow_memory)
             self._winograd[node] = winograd.Winograd(node, tile) if tile else None
         return self._winograd[node]
 

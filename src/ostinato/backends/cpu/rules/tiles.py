@@ -57,6 +57,8 @@ class RegisterFile:
         prefetches: whether tiles prefetch panels.
         few_rows_prefetch: finds whether it pays for tiles of few rows, too; asked when there are
             such tiles of weights that come from memory.
+        slow_memory: finds whether memory is slow next to arithmetic; asked when a choice between
+            more bytes and more arithmetic depends on it.
         bfloat16_dots: whether one instruction adds two products of bfloat16 to a float32 sum.
         amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
     """
@@ -70,6 +72,7 @@ class RegisterFile:
     bfloat16_dots: bool = False
     amx_dtypes: frozenset[DType] = frozenset()
     few_rows_prefetch: Callable[[], bool] | None = None
+    slow_memory: Callable[[], bool] | None = None
 
     @property
     def prefetch(self) -> Prefetch | None:
