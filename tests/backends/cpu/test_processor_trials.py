@@ -75,6 +75,7 @@ def test_memory_is_slow_from_some_multiply_adds_on(
 def test_trials_come_to_a_result() -> None:
     assert processor_facts.few_rows_prefetch() in (True, False)
     assert processor_facts.slow_memory() in (True, False)
+    assert processor_facts.strips_are_faster() in (True, False)
     if TARGET.has_bfloat16_dots:
         assert processor_facts.bfloat16_dots_are_fast() in (True, False)
 

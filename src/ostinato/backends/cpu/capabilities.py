@@ -74,6 +74,7 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         amx_dtypes=_amx_dtypes(options, target),
         few_rows_prefetch=processor_facts.few_rows_prefetch,
         slow_memory=processor_facts.slow_memory,
+        strips=processor_facts.strips_are_faster,
     )
 
 

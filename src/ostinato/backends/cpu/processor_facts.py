@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 else:
     processor_trials = LazyModule("ostinato.backends.cpu.processor_trials")
 
-__all__ = ["bfloat16_dots_are_fast", "few_rows_prefetch", "known", "slow_memory"]
+__all__ = [
+    "bfloat16_dots_are_fast",
+    "few_rows_prefetch",
+    "known",
+    "slow_memory",
+    "strips_are_faster",
+]
 
 _FEW_ROWS, _DOTS = "prefetching for few rows", "dot products of bfloat16"
-_SLOW_MEMORY = "slow memory"
+_SLOW_MEMORY, _STRIPS = "slow memory", "panels in strips"
 
 
 @functools.cache
@@ -54,6 +60,16 @@ def slow_memory() -> bool:
     return measured(_SLOW_MEMORY, _try_slow_memory)
 
 
+@functools.cache
+def strips_are_faster() -> bool:
+    """Whether tiles of 4 rows read panels faster from memory that are in strips.
+
+    A core reads several streams faster than one where the hardware runs ahead of each: they take
+    0.6 times as long as whole panels on Emerald Rapids, 1.3 times and more on Zen 4.
+    """
+    return measured(_STRIPS, _try_strips)
+
+
 def _try_few_rows(target: TargetSpec) -> bool:
     return processor_trials.few_rows_prefetch(target)
 
@@ -66,6 +82,10 @@ def _try_slow_memory(target: TargetSpec) -> bool:
     return processor_trials.slow_memory(target)
 
 
+def _try_strips(target: TargetSpec) -> bool:
+    return processor_trials.strips_are_faster(target)
+
+
 def measured(name: str, trial: Callable[[TargetSpec], bool]) -> bool:
     """The result of a trial on this machine, from the cache if it has it."""
     data = process_cache().get_or_build(_key(name), lambda: b"%d" % trial(TargetSpec.host()))
@@ -74,7 +94,9 @@ def measured(name: str, trial: Callable[[TargetSpec], bool]) -> bool:
 
 def known() -> str:
     """The facts that have been measured so far, as text."""
-    found = {name: process_cache().find(_key(name)) for name in (_FEW_ROWS, _DOTS, _SLOW_MEMORY)}
+    found = {
+        name: process_cache().find(_key(name)) for name in (_FEW_ROWS, _DOTS, _SLOW_MEMORY, _STRIPS)
+    }
     return ", ".join(f"{name}: {data.decode()}" for name, data in found.items() if data is not None)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
     from ostinato.dtypes import DType
 
-__all__ = ["bfloat16_dots_are_fast", "few_rows_prefetch", "slow_memory"]
+__all__ = ["bfloat16_dots_are_fast", "few_rows_prefetch", "slow_memory", "strips_are_faster"]
 
 #: Bytes read in a trial of memory: more than the third-level cache of a few cores.
 _MEMORY_BYTES = 64 << 20
@@ -43,6 +43,9 @@ _ROUNDS = 4
 #: The share of the other tiles' time that tiles may take at most. Prefetching takes 1.3 of it on
 #: Zen 4 and 0.7 to 0.92 on Emerald Rapids; dot products, which have other bits, 0.43 and 0.88 to 1.
 _PREFETCHING, _DOTS = 0.96, 0.7
+
+#: The same of tiles that prefetch panels in strips, which take 1.3 to 1.9, and 0.61.
+_STRIPS = 0.9
 
 #: Multiply-adds in the time in which a core reads a float32 from slow memory, at least.
 _SLOW = 14
@@ -80,6 +83,18 @@ def slow_memory(target: TargetSpec) -> bool:
     except MemoryError:
         return False
     return read > _SLOW * computed / computing.rows
+
+
+def strips_are_faster(target: TargetSpec) -> bool:
+    """Whether tiles of 4 rows read panels faster that are in strips than whole ones, unprefetched.
+
+    Where prefetching alone helps a little, memory that others use may hide which of both is faster.
+    """
+    rows = _gemm(target, rows=4, vectors=5, a=FLOAT32)
+    fetch = Prefetch(target.caches, target.vector_bytes, least_rows=1)
+    form = PanelFormat(FLOAT32, strip=target.lanes(FLOAT32.itemsize))
+    strips = replace(rows, prefetch=fetch, b_format=form)
+    return _faster(strips, rows, _MEMORY_BYTES, target, _STRIPS)
 
 
 def _gemm(target: TargetSpec, *, rows: int, vectors: int, a: DType) -> Gemm:
