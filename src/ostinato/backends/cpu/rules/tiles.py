@@ -61,7 +61,8 @@ class RegisterFile:
         slow_memory: finds whether memory is slow next to arithmetic; asked when a choice between
             more bytes and more arithmetic depends on it.
         strips: finds whether panels in strips are read faster from memory; asked likewise.
-        bfloat16_dots: whether one instruction adds two products of bfloat16 to a float32 sum.
+        bfloat16_dots: finds whether matmuls of bfloat16 are to be dot products of pairs; asked when
+            there are such matmuls. ``None``: they are not.
         amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
     """
 
@@ -71,7 +72,7 @@ class RegisterFile:
     byte_dots: bool = False
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetches: bool = False
-    bfloat16_dots: bool = False
+    bfloat16_dots: Callable[[], bool] | None = None
     amx_dtypes: frozenset[DType] = frozenset()
     few_rows_prefetch: Callable[[], bool] | None = None
     slow_memory: Callable[[], bool] | None = None
