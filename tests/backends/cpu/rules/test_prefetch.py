@@ -96,7 +96,7 @@ def test_strips_are_of_few_rows(faster: bool, monkeypatch: pytest.MonkeyPatch) -
         return gemm.strip < gemm.panel
 
     on = faster and TargetSpec.host().vector_bytes == SMALL.line
-    assert [strips(rows) for rows in (1, 2, 8, 9, 128, 129)] == [False, *[on] * 4, False]
+    assert [strips(rows) for rows in (1, 2, 8, 9, 16, 17)] == [False, *[on] * 4, False]
     assert not strips(8, CacheSizes(second=8 << 20))
     assert not strips(8, prefetch=False)
     assert not strips(8, optimize=False)
