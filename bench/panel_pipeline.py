@@ -5,7 +5,9 @@
 
 Matmuls of 1 to 128 rows with a weight that stays in a cache and with one that comes from memory,
 next to the rate of multiply-adds in registers and of reads from memory. The lesser of both rates
-is the ceiling of a matmul. All of them alternate in one process that is pinned to its cores, with
+is the ceiling of a matmul. Where the bandwidth of memory swings with other machines' work, so does
+the ceiling: on one thread, times are compared with those of reads right before and after, too. All
+of them alternate in one process that is pinned to its cores, with
 ``CompileOptions(prefetch=False)`` as a further side; times are the least of many, since whatever
 else runs on the machine only adds to them.
 """
@@ -16,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +27,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from bench.compare.floors import Probe
+from bench.compare.floors import CHAINS, Kernels, Probe
 from bench.compare.report import machine
 from bench.compare.worker import Clock, clock_named
 from bench.compare.workloads import Workload
@@ -67,6 +70,8 @@ class Result:
         without: the GFLOP/s that ``CompileOptions(prefetch=False)`` reaches.
         ceiling: the GFLOP/s that memory and float32 arithmetic allow together; for weights in a
             cache, arithmetic alone. Dot products of bytes may exceed it.
+        paired: on one thread, the median over rounds of the share of what reads around a call
+            and arithmetic allow together; 0 for weights in a cache, and on more threads.
     """
 
     format: str
@@ -77,6 +82,7 @@ class Result:
     gbytes: float
     without: float
     ceiling: float
+    paired: float
 
     @property
     def share(self) -> float:
@@ -89,6 +95,23 @@ class _Reading(Workload):
     flops, memory_read, memory_written = 0, 4 * DEPTH * COLUMNS["memory"], 0  # type: ignore
 
 
+class _Reader:
+    """Reads of as many bytes as a weight has, on one thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._kernels, self._clock = Kernels(), clock
+        self._block = np.ones(_Reading.memory_read // 4 + 16, np.float32)
+        self._start = self._block.ctypes.data + -self._block.ctypes.data % 64
+        self._step = 4 * CHAINS * self._kernels.lanes
+
+    def seconds_per_byte(self) -> float:
+        """Of one pass."""
+        steps = _Reading.memory_read // self._step
+        start = self._clock()
+        self._kernels.copy(self._start, self._start, 0, steps, 1)
+        return (self._clock() - start) / (steps * self._step)
+
+
 class _Side:
     """A compiled matmul and the least time of its calls."""
 
@@ -98,7 +121,8 @@ class _Side:
         kind, rows, weight = spec
         self.flops = 2.0 * rows * DEPTH * COLUMNS[weight]
         self.nbytes = FORMATS[kind] * DEPTH * COLUMNS[weight]
-        self.least = float("inf")
+        self.least = self.last = float("inf")
+        self.ratios: list[float] = []
         self._call = _bound(session, kind, rows, COLUMNS[weight], on=on)
         self._call()
         self._clock = clock
@@ -108,7 +132,15 @@ class _Side:
     def turn(self) -> None:
         """Time a few calls, after one that is not counted: others had the caches."""
         self._call()
-        self.least = min(self.least, self._seconds())
+        self.last = self._seconds()
+        self.least = min(self.least, self.last)
+
+    def turn_between_reads(self, reader: _Reader, gflops: float) -> None:
+        """The same, next to the time that reads around it and arithmetic take together."""
+        before = reader.seconds_per_byte()
+        self.turn()
+        read = self.nbytes * (before + reader.seconds_per_byte()) / 2
+        self.ratios.append(max(read, self.flops / (1e9 * gflops)) / self.last)
 
     def _seconds(self) -> float:
         calls, call, clock = range(self._count), self._call, self._clock
@@ -185,13 +217,17 @@ def _measured(
     specs = [(kind, m, weight) for kind in formats for m in rows for weight in COLUMNS]
     sides = {spec: [_Side(session, spec, clock, on=on) for on in (True, False)] for spec in specs}
     gflops = gbytes = 0.0
+    reader = _Reader(clock) if threads == 1 else None
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         floors = probe.measure()
         gflops, gbytes = max(gflops, floors.gflops), max(gbytes, floors.gbytes)
-        for pair in sides.values():
-            for side in pair:
-                side.turn()
+        for (_, _, weight), (on, off) in sides.items():
+            off.turn()
+            if reader is not None and weight == "memory":
+                on.turn_between_reads(reader, gflops)
+            else:
+                on.turn()
     print(f"{threads} threads: {gflops:.1f} GFLOP/s in registers, {gbytes:.1f} GB/s read")
     results = []
     for (kind, m, weight), (on, off) in sides.items():
@@ -206,6 +242,7 @@ def _measured(
                 on.nbytes / on.least / 1e9,
                 off.flops / off.least / 1e9,
                 min(gflops, stream),
+                statistics.median(on.ratios) if on.ratios else 0.0,
             )
         )
     return results
@@ -222,11 +259,11 @@ def _processor() -> str:
 
 
 def _say(results: Sequence[Result]) -> None:
-    print("format rows weight   GFLOP/s  without  GB/s  ceiling  share")
+    print("format rows weight   GFLOP/s  without  GB/s  ceiling  share  paired")
     for r in results:
         print(
             f"{r.format:6} {r.rows:4} {r.weight:8} {r.gflops:7.1f} {r.without:8.1f} "
-            f"{r.gbytes:5.1f} {r.ceiling:8.1f} {100 * r.share:5.0f} %"
+            f"{r.gbytes:5.1f} {r.ceiling:8.1f} {100 * r.share:5.0f} % {100 * r.paired:5.0f} %"
         )
 
 

@@ -161,6 +161,8 @@ class _Loops:
         # All that a register tile asks of its matmul.
         gemm: Any = SimpleNamespace(
             panel=v.panel,
+            strip=v.panel,
+            depth=DEPTH,
             acc=FLOAT32,
             a_dtype=FLOAT32,
             b_dtype=v.dtype,
@@ -172,6 +174,7 @@ class _Loops:
             fetching_tiles=self.sharing,
             fetch=SimpleNamespace(near=v.near) if v.ahead else None,
             fetches=lambda rows: bool(v.ahead),
+            fetches_ahead=True,
         )
         self.tile = define_tile(kernel.module, "tile", gemm, v.rows, target)
 

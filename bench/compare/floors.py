@@ -78,7 +78,7 @@ class Probe:
     ) -> None:
         self._workload, self._threads, self._clock = workload, threads, clock
         self._pool = ThreadPoolExecutor(threads)
-        self._kernels = _Kernels()
+        self._kernels = Kernels()
         self._reads = [_block(workload.memory_read, threads) for _ in range(threads)]
         self._writes = [_block(workload.memory_written, threads) for _ in range(threads)]
 
@@ -143,7 +143,7 @@ def _empty_call_ms() -> float:
     return time.perf_counter() - start  # seconds per thousand calls: milliseconds per call
 
 
-class _Kernels:
+class Kernels:
     """The kernels, compiled for this machine.
 
     Attributes:

@@ -49,7 +49,7 @@ class ObjectCache:
     """Object code by key. Safe to share between threads, and between processes through the disk.
 
     Args:
-        directory: of the files; by default :func:`default_directory`.
+        directory: of the files.
         max_bytes: the bound on the files' total size; the least recently used go first.
         max_bytes_in_memory: the bound on the objects' total size in memory. An object that had to
             go is read from disk again, or compiled again if it is not there either.
@@ -57,13 +57,12 @@ class ObjectCache:
 
     def __init__(
         self,
-        directory: Path | str | None = None,
+        directory: Path | str,
         *,
         max_bytes: int = _MOST_BYTES_ON_DISK,
         max_bytes_in_memory: int = _MOST_BYTES_IN_MEMORY,
     ) -> None:
-        root = Path(directory) if directory is not None else default_directory()
-        self._disk = DiskStore(root, max_bytes)
+        self._disk = DiskStore(Path(directory), max_bytes)
         self._objects: SingleFlight[str, bytes] = SingleFlight(max_bytes_in_memory, len)
         self._disk_hits = 0
         self._counting = PerProcess(threading.Lock(), lambda _: threading.Lock())
@@ -125,4 +124,4 @@ class ObjectCache:
 @functools.cache
 def process_cache() -> ObjectCache:
     """The cache that all sessions share, so that a kernel is compiled once per process."""
-    return ObjectCache()
+    return ObjectCache(default_directory())

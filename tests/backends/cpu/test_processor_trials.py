@@ -62,8 +62,20 @@ def test_a_trial_without_memory_changes_nothing() -> None:
     assert not processor_trials._faster(gemm, gemm, 1 << 60, TARGET)
 
 
+@pytest.mark.parametrize(("least", "slow"), [(0, True), (1 << 30, False)])
+def test_memory_is_slow_from_some_multiply_adds_on(
+    least: int, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor_trials, "_SLOW", least)
+    assert processor_trials.slow_memory(TARGET) == slow
+    monkeypatch.setattr(processor_trials, "_MEMORY_BYTES", 1 << 60)
+    assert not processor_trials.slow_memory(TARGET)
+
+
 def test_trials_come_to_a_result() -> None:
     assert processor_facts.few_rows_prefetch() in (True, False)
+    assert processor_facts.slow_memory() in (True, False)
+    assert processor_facts.strips_are_faster() in (True, False)
     if TARGET.has_bfloat16_dots:
         assert processor_facts.bfloat16_dots_are_fast() in (True, False)
 

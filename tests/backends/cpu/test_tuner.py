@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +118,7 @@ def test_graphs_without_such_products_compile_as_ever() -> None:
     assert [out.tolist() for out in compiled.run(feed)] == [[[8.0] * 5] * 3, [8.0] * 3]
 
 
-def test_prefetching_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetching_is_measured_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tried: list[TileSizes] = []
 
     def last(self: Tuner, product: object, sizes: list[TileSizes]) -> TileSizes:
@@ -127,8 +126,9 @@ def test_prefetching_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return sizes[-1]
 
     monkeypatch.setattr(Tuner, "_fastest", last)
-    monkeypatch.setattr(tuning, "process_cache", lambda: ObjectCache(None))
-    g, feed = product(8, 513, 700 + os.getpid() % 4093)  # not stored by an earlier run
+    cache = ObjectCache(tmp_path)  # without measurements
+    monkeypatch.setattr(tuning, "process_cache", lambda: cache)
+    g, feed = product(8, 513, 700)
     for switch, expected in ((True, {None, True, False}), (False, {None})):
         options = ost.CompileOptions(tune=True, prefetch=switch)
         session = ost.Session("cpu", threads=1)

@@ -56,6 +56,7 @@ def lowering_options(
         winograd=on and options.winograd,
         builtin_copies=on,
         streaming_stores=on and options.streaming_stores,
+        shared_temps=on,
         choose_tiles=choose_tiles,
     )
 
@@ -74,6 +75,8 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         bfloat16_dots=fast_bfloat16_dots(options, target),
         amx_dtypes=_amx_dtypes(options, target),
         few_rows_prefetch=processor_facts.few_rows_prefetch,
+        slow_memory=processor_facts.slow_memory,
+        strips=processor_facts.strips_are_faster,
     )
 
 

@@ -25,12 +25,12 @@ from ostinato.records import replace
 from ostinato.variables import axis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
     from ostinato.dtypes import DType
 
-__all__ = ["bfloat16_dots_are_fast", "few_rows_prefetch"]
+__all__ = ["bfloat16_dots_are_fast", "few_rows_prefetch", "slow_memory", "strips_are_faster"]
 
 #: Bytes read in a trial of memory: more than the third-level cache of a few cores.
 _MEMORY_BYTES = 64 << 20
@@ -43,6 +43,12 @@ _ROUNDS = 4
 #: The share of the other tiles' time that tiles may take at most. Prefetching takes 1.3 of it on
 #: Zen 4 and 0.7 to 0.92 on Emerald Rapids; dot products, which have other bits, 0.43 and 0.88 to 1.
 _PREFETCHING, _DOTS = 0.96, 0.7
+
+#: The same of tiles that prefetch panels in strips, which take 1.3 to 1.9, and 0.61.
+_STRIPS = 0.9
+
+#: Multiply-adds in the time in which a core reads a float32 from slow memory, at least.
+_SLOW = 14
 
 _DEPTH = 1024
 
@@ -64,6 +70,31 @@ def bfloat16_dots_are_fast(target: TargetSpec) -> bool:
     dots = replace(gemm, b_format=PanelFormat(BFLOAT16, 2))
     widening = replace(gemm, b_format=PanelFormat(BFLOAT16))
     return _faster(dots, widening, _CACHE_BYTES, target, _DOTS)
+
+
+def slow_memory(target: TargetSpec) -> bool:
+    """Whether reading a float32 from memory takes as long as :data:`_SLOW` multiply-adds."""
+    reading = _gemm(target, rows=1, vectors=4, a=FLOAT32)
+    computing = _gemm(target, rows=8, vectors=3, a=FLOAT32)
+    try:
+        read = _least_seconds([reading], _MEMORY_BYTES, target)[0] / _MEMORY_BYTES
+        many = _MEMORY_BYTES // _CACHE_BYTES
+        computed = _least_seconds([computing], _CACHE_BYTES, target, many)[0] / _CACHE_BYTES
+    except MemoryError:
+        return False
+    return read > _SLOW * computed / computing.rows
+
+
+def strips_are_faster(target: TargetSpec) -> bool:
+    """Whether tiles of 4 rows read panels faster that are in strips than whole ones, unprefetched.
+
+    Where prefetching alone helps a little, memory that others use may hide which of both is faster.
+    """
+    rows = _gemm(target, rows=4, vectors=5, a=FLOAT32)
+    fetch = Prefetch(target.caches, target.vector_bytes, least_rows=1)
+    form = PanelFormat(FLOAT32, strip=target.lanes(FLOAT32.itemsize))
+    strips = replace(rows, prefetch=fetch, b_format=form)
+    return _faster(strips, rows, _MEMORY_BYTES, target, _STRIPS)
 
 
 def _gemm(target: TargetSpec, *, rows: int, vectors: int, a: DType) -> Gemm:
@@ -97,19 +128,31 @@ def _faster(first: Gemm, second: Gemm, nbytes: int, target: TargetSpec, share: f
     Not where the system has no such memory to try.
     """
     try:
-        panels = _core.Arena(nbytes + 2 * target.caches.second)
+        least = _least_seconds([first, second], nbytes, target)
     except MemoryError:
         return False
+    return least[0] < share * least[1]
+
+
+def _least_seconds(
+    gemms: Sequence[Gemm], nbytes: int, target: TargetSpec, rounds: int = _ROUNDS
+) -> list[float]:
+    """The least time of each matmul with panels of so many bytes in all.
+
+    Raises:
+        MemoryError: the system has no such memory.
+    """
+    panels = _core.Arena(nbytes + 2 * target.caches.second)
     ctypes.memset(panels.address, 0, panels.nbytes)  # pages that are not written are one in memory
     operands = _core.Arena(1 << 20)
-    calls = [_call(gemm, nbytes, panels, operands, target) for gemm in (first, second)]
+    calls = [_call(gemm, nbytes, panels, operands, target) for gemm in gemms]
     least = [float("inf")] * len(calls)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         for number, (call, _) in enumerate(calls):
             start = time.thread_time()  # without what other processes take
             call()
             least[number] = min(least[number], time.thread_time() - start)
-    return least[0] < share * least[1]
+    return least
 
 
 def _call(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cpu import processor_facts
 from ostinato.backends.cpu.caches import CacheSizes, caches_in
 from ostinato.backends.cpu.capabilities import lowering_options
 from ostinato.backends.cpu.llvm import render
@@ -67,6 +68,38 @@ def test_same_bits(lowered: Lowered, level: str, sizes: tuple[int, int, int]) ->
     np.testing.assert_array_equal(ahead, plain)
     (expected,) = ost.reference.evaluate(graph, {"x": x}, {"w": w})
     np.testing.assert_allclose(ahead, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 8, 9, 16, 21, 40, 128])
+@pytest.mark.parametrize(
+    ("depth", "columns"), [(1, 20), (203, 15), (203, 131), (512, 48), (768, 81)]
+)
+def test_same_bits_in_strips(
+    lowered: Lowered, rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if TargetSpec.host().vector_bytes < SMALL.line:
+        pytest.skip("no vectors of a whole line here")
+    graph, x, w = product(rows, depth, columns, "float32")
+    data = {"x": x, "w": w}
+    monkeypatch.setattr(processor_facts, "strips_are_faster", lambda: True)
+    (ahead,) = lowered(graph, "avx512", SMALL)(data)
+    (plain,) = lowered(graph, "avx512", SMALL, prefetch=False)(data)
+    np.testing.assert_array_equal(ahead, plain)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_strips_are_of_few_rows(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_facts, "strips_are_faster", lambda: faster)
+
+    def strips(rows: int, caches: CacheSizes = SMALL, **options: Any) -> bool:
+        (gemm,) = gemms(product(rows, 300, 200, "float32")[0], caches, **options)
+        return gemm.strip < gemm.panel
+
+    on = faster and TargetSpec.host().vector_bytes == SMALL.line
+    assert [strips(rows) for rows in (1, 2, 8, 9, 16, 17)] == [False, *[on] * 4, False]
+    assert not strips(8, CacheSizes(second=8 << 20))
+    assert not strips(8, prefetch=False)
+    assert not strips(8, optimize=False)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +303,7 @@ def test_blocks_are_of_one_size_where_they_can_be() -> None:
     larger = Prefetch(CacheSizes(48 << 10, 2 << 20), 64)
     assert larger.block_steps(4096, 4096 * 192, 3 << 10) == 128  # half a first-level cache
     assert larger.block_steps(4096, 4096 * 192, 24 << 10) == 512  # sums have that
+    assert larger.block_steps(784, 784 * 128, 3 << 10) == 200  # seven blocks of 112 are too short
 
 
 @pytest.mark.parametrize("sizes", [(3, 40, 65), (40, 900, 70), (300, 130, 96)])

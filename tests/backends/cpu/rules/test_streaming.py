@@ -37,7 +37,16 @@ def elementwise(shape: tuple[int, ...], dtype: str = "float32") -> ost.Graph:
     return g
 
 
+def light_rows(count: int, size: int) -> ost.Graph:
+    """Rows that take less time than their stores."""
+    g = ost.Graph("rows")
+    x = g.input("x", (count, size))
+    g.set_outputs([x - g.sum(x, -1, keepdims=True) / size])
+    return g
+
+
 def rows(count: int, size: int) -> ost.Graph:
+    """Rows that take much arithmetic before they are stored."""
     g = ost.Graph("rows")
     x = g.gelu(g.input("x", (count, size)))
     power = g.exp(x - g.max(x, -1, keepdims=True))
@@ -70,21 +79,27 @@ def test_maps_of_every_dtype(lowered: Lowered, level: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 300), (7, 61), (16, 64), (23, 101), (300, 2)])
-def test_rows(lowered: Lowered, level: str, count: int, size: int) -> None:
+@pytest.mark.parametrize("chain", [rows, light_rows])
+def test_rows(
+    lowered: Lowered, level: str, count: int, size: int, chain: Callable[[int, int], ost.Graph]
+) -> None:
     x = np.random.default_rng(size).standard_normal((count, size)).astype(np.float32)
-    graph = rows(count, size)
+    graph = chain(count, size)
     streamed = lowered(graph, level, TINY)({"x": x})
     plain = lowered(graph, level, TINY, streaming_stores=False)({"x": x})
     assert streamed[0].tobytes() == plain[0].tobytes()
 
 
-def test_outputs_begin_anywhere() -> None:
+@pytest.mark.parametrize(
+    ("chain", "way"), [(rows, "fetches the line"), (light_rows, "past the caches")]
+)
+def test_outputs_begin_anywhere(chain: Callable[[int, int], ost.Graph], way: str) -> None:
     count, size = 64, 1 + TargetSpec.host().caches.second // 8  # as large as 32 caches, and a bit
-    graph = rows(count, size)
+    graph = chain(count, size)
     x = np.random.default_rng(2).standard_normal((count, size)).astype(np.float32)
     session = ost.Session("cpu", threads=2)
     streamed = session.compile(graph)
-    assert "past the caches" in str(streamed.plan.kernels[-1].loops)
+    assert way in str(streamed.plan.kernels[-1].loops)
     options = ost.CompileOptions(streaming_stores=False)
     (expected,) = session.compile(graph, options=options).run({"x": x})
     room = np.empty(count * size + 32, np.float32)
@@ -111,6 +126,19 @@ def test_small_results_and_those_across_memory_are_not_streamed() -> None:
     assert [nest.streamed for nest in nests(elementwise((500,)), optimize=False)] == [None] * len(
         nests(elementwise((500,)), optimize=False)
     )
+
+
+def test_lines_of_rows_that_take_long_are_fetched() -> None:
+    (nest,) = nests(rows(64, 512))
+    assert nest.streamed is None
+    assert nest.fetched is not None
+    target = replace(TargetSpec.host(), caches=TINY)
+    text = assembly(render(nest, "kernel", target), target)
+    assert ("prefetchw" in text) == target.triple.startswith("x86")
+    assert "movnt" not in text
+    (plain,) = nests(rows(64, 512), streaming_stores=False)
+    assert plain.fetched is None
+    assert "prefetchw" not in assembly(render(plain, "kernel", target), target)
 
 
 def test_streams_are_fenced() -> None:

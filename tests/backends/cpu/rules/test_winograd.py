@@ -91,7 +91,7 @@ SHAPES = [
 def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """A tile that is taken whether or not it is the fastest."""
     tile: int = request.param
-    monkeypatch.setattr(winograd, "winograd_tile", lambda node: tile)
+    monkeypatch.setattr(winograd, "winograd_tile", lambda *_: tile)
     return tile
 
 
@@ -252,3 +252,25 @@ def test_weights_that_change_keep_their_windows(session: ost.Session) -> None:
 
 def test_no_more_positions_than_weights_are_worth(session: ost.Session) -> None:
     assert not is_winograd(session.compile(*conv_graph(1, 64, 64, 1, 2)))
+
+
+def convolution(channels: int, extent: int) -> ost.Node:
+    """A convolution of a padded image, as lowering meets it."""
+    graph, _ = conv_graph(1, channels, channels, extent + 2, extent + 2, padding=0)
+    (node,) = (node for node in graph.nodes if node.op.name == "conv")
+    return node
+
+
+def test_slow_memory_asks_for_fewer_points() -> None:
+    node = convolution(512, 7)
+    assert winograd.winograd_tile(node) == 4
+    assert winograd.winograd_tile(node, lambda: False) == 4
+    assert winograd.winograd_tile(node, lambda: True) == 2
+
+
+def test_memory_is_not_measured_where_it_does_not_matter() -> None:
+    def never() -> bool:
+        raise AssertionError("no trial is needed here")
+
+    node = convolution(64, 56)
+    assert winograd.winograd_tile(node, never) == winograd.winograd_tile(node)

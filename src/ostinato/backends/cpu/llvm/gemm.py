@@ -8,11 +8,10 @@ stage like any other, with the contiguous axis as lanes.
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cpu.llvm.gemm_epilogue import GemmEpilogue, Span, axis_symbol
 from ostinato.backends.cpu.llvm.indices import Indices
 from ostinato.backends.cpu.llvm.kernel import (
     KernelFunction,
@@ -22,32 +21,22 @@ from ostinato.backends.cpu.llvm.kernel import (
 )
 from ostinato.backends.cpu.llvm.memory import address
 from ostinato.backends.cpu.llvm.microkernel import define_tile, tile_dims
-from ostinato.backends.cpu.llvm.namespace import LaneNamespace
-from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.backends.cpu.llvm.scopes import Scope
-from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
-from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.dtypes import BFLOAT16, FLOAT32, INT32, INT64
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
-from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.lower.loopir.views import unravel
-from ostinato.records import dataclass, replace
 from ostinato.variables import (
     Dim,
-    Expr,
-    Symbol,
     axis,
     ceil_div,
     minimum,
     substitute,
-    symbols,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from llvmlite import ir
 
@@ -84,19 +73,6 @@ def render(gemm: Gemm | MultiGemm, name: str, target: TargetSpec) -> ir.Module:
     return kernel_module(gemm, name, target, lambda k: _Renderer(gemm, name, k).render())
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The rows of an item.
-
-    Attributes:
-        first: the first one's number.
-        count: how many there are.
-    """
-
-    first: Dim
-    count: Dim
-
-
 class _Renderer:
     """Goes over the items, each of which is a block of rows by a panel of one output segment."""
 
@@ -116,7 +92,7 @@ class _Renderer:
         self.block = axis("m.block", gemm.blocks)
         self.panel = axis("n.panel", whole.panels)
         first = self.block * gemm.block
-        block = _Block(first, minimum(gemm.block, self.rows - first))
+        block = Span(first, minimum(gemm.block, self.rows - first))
         tiles = _Tiles(name, kernel)
         self.segments = [
             _Segment(gemms, number, kernel, tiles, block)
@@ -131,7 +107,7 @@ class _Renderer:
             self.indices.scalar(dim, outermost)
 
         def body(index: ir.Value) -> None:
-            item = outermost.child(symbols={_symbol(self.item): index})
+            item = outermost.child(symbols={axis_symbol(self.item): index})
             self._take_apart(item)
             self._emit(item)
 
@@ -148,8 +124,8 @@ class _Renderer:
         most = max_extent(c.m)
         wanted = axis("m.wanted", most + 1)
         masked_tail = b.load(self.kernel.buffers[c.masked_tail], align=8, typ=I64)
-        scope.symbols[_symbol(wanted)] = b.sub(I64(most), masked_tail)
-        scope.symbols[_symbol(self.rows)] = self.indices.scalar(c.computed_rows(wanted), scope)
+        scope.symbols[axis_symbol(wanted)] = b.sub(I64(most), masked_tail)
+        scope.symbols[axis_symbol(self.rows)] = self.indices.scalar(c.computed_rows(wanted), scope)
 
     def _take_apart(self, item: Scope) -> None:
         """Finds the batch point, row block and panel of an item."""
@@ -158,14 +134,14 @@ class _Renderer:
         inner = [(self.block, self.blocks), (self.panel, self.whole.panels)]
         if not self.whole.panels_innermost:
             inner.reverse()
-        parallel_axes = [*c.batch, *(_symbol(dim) for dim, _ in inner)]
+        parallel_axes = [*c.batch, *(axis_symbol(dim) for dim, _ in inner)]
         positions = unravel([*batch, *(extent for _, extent in inner)], self.item)
         for symbol, position in zip(parallel_axes, positions, strict=True):
             item.symbols[symbol] = self.indices.scalar(position, item)
 
     def _emit(self, item: Scope) -> None:
         """Computes an item: what is done depends on the segment that its panel is of."""
-        b, panel = self.builder, item.symbols[_symbol(self.panel)]
+        b, panel = self.builder, item.symbols[axis_symbol(self.panel)]
         if len(self.segments) == 1:
             self.segments[0].emit(item, panel)
             return
@@ -230,7 +206,7 @@ class _Segment:
         number: int,
         kernel: KernelFunction,
         tiles: _Tiles,
-        block: _Block,
+        block: Span,
     ) -> None:
         self.gemms = gemms
         self.gemm = gemm = gemms[0]
@@ -241,21 +217,22 @@ class _Segment:
         self.block = block
         self.panels = gemm.panels
         self.panel = axis(f"n.panel.{number}", self.panels)
-        self.first_column: Dim = self.panel * gemm.panel
-        left = extent_of(gemm.n) - self.first_column
-        self.column_count = minimum(gemm.panel, left)
+        first_column: Dim = self.panel * gemm.panel
+        left = extent_of(gemm.n) - first_column
+        self.columns = Span(first_column, minimum(gemm.panel, left))
         starts = [gemm.sums_at(number) for number in range(len(gemms))]
         self.offsets = kernel.scratch
         self.sums = [self._bytes_after(kernel.scratch, I64(start)) for start in starts]
-        self.turned = [
+        turned = [
             self._bytes_after(kernel.scratch, I64(start + gemm.sums_bytes)) for start in starts
         ]
+        self.epilogue = GemmEpilogue(gemms, kernel, self.sums, turned)
 
     def emit(self, item: Scope, panel: ir.Value) -> None:
         """Computes the item's rows of a panel."""
-        inside = item.child(symbols={_symbol(self.panel): panel})
+        inside = item.child(symbols={axis_symbol(self.panel): panel})
         self._multiply(inside)
-        self._finish(inside)
+        self.epilogue.emit(inside, self.block, self.columns)
 
     # -- sums -------------------------------------------------------------------------------
 
@@ -286,8 +263,8 @@ class _Segment:
                 for gemm, tiles, panel, sums, scaled in operands:
                     out, right = address(b, sums, c.acc, place), panel
                     if k is not None:
-                        right = address(b, panel, gemm.b_dtype, b.mul(k, I64(c.panel)))
-                    ahead = self._ahead(gemm, right, row)
+                        right = address(b, panel, gemm.b_dtype, b.mul(k, I64(gemm.strip)))
+                    ahead = self._ahead(gemm, right, row, k)
                     arguments = [a, offsets, right, out, *dims, *scaled(row), *ahead, *more]
                     b.call(tiles[height], arguments)
 
@@ -309,22 +286,35 @@ class _Segment:
 
         counted_loop(b, I64(0), depth, c.depth_block, block, trips=-(-c.depth // c.depth_block))
 
-    def _ahead(self, gemm: Gemm, right: ir.Value, row: ir.Value) -> list[ir.Value]:
+    def _ahead(
+        self, gemm: Gemm, right: ir.Value, row: ir.Value, k: ir.Value | None
+    ) -> list[ir.Value]:
         """The address from which the tile at ``row`` prefetches, if it does.
 
         Args:
             right: where the tile's part of the panel begins.
+            k: where its block begins; ``None``: there is none.
         """
         fetch, b = gemm.fetch, self.builder
         if fetch is None:
             return []
-        if gemm.depth_block is None:
+        if k is None:
             return [self._bytes_after(right, I64(fetch.distance))]
-        nbytes = gemm.depth_block * gemm.panel * gemm.b_dtype.itemsize
+        assert gemm.depth_block is not None
+        assert isinstance(gemm.depth, int)
+        step = gemm.strip * gemm.b_dtype.itemsize
+        nbytes = gemm.depth_block * step
         share = nbytes // gemm.fetching_tiles // fetch.caches.line * fetch.caches.line
         first = b.mul(b.udiv(row, I64(gemm.rows)), I64(share))
-        ahead = I64(fetch.block_distance(nbytes))
-        return [self._bytes_after(right, b.add(ahead, first))]
+        whole = gemm.depth_block * gemm.panel * gemm.b_dtype.itemsize
+        blocks = fetch.block_distance(whole) // whole
+        ahead = self._bytes_after(right, b.add(I64(blocks * nbytes), first))
+        if gemm.strip == gemm.panel:
+            return [ahead]
+        # What is behind a strip's end is of the next strip, not of the next panel.
+        beyond = b.icmp_signed(">=", k, I64(gemm.depth - blocks * gemm.depth_block))
+        others = gemm.depth * (gemm.panel - gemm.strip) * gemm.b_dtype.itemsize
+        return [self._bytes_after(ahead, b.select(beyond, I64(others), I64(0)))]
 
     def _overlapping_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
         """Full tiles only; the last goes back over rows of the one before it if it must."""
@@ -367,7 +357,7 @@ class _Segment:
         offset = substitute(c.row_offset, {c.m: self.block.first + number})
 
         def note(row: ir.Value) -> None:
-            inside = item.child(symbols={_symbol(number): row})
+            inside = item.child(symbols={axis_symbol(number): row})
             b.store(self.indices.scalar(offset, inside), address(b, self.offsets, INT64, row))
 
         counted_loop(b, I64(0), count, 1, note, name="row")
@@ -385,7 +375,7 @@ class _Segment:
         columns = address(b, buffers[scales.b], scales.b_dtype, element)
 
         def at(row: ir.Value) -> list[ir.Value]:
-            inside = item.child(symbols={_symbol(number): row})
+            inside = item.child(symbols={axis_symbol(number): row})
             first = self.indices.scalar(start, inside)
             return [address(b, buffers[scales.a], FLOAT32, first), columns]
 
@@ -403,7 +393,7 @@ class _Segment:
         )
 
         def at(row: ir.Value) -> list[ir.Value]:
-            inside = item.child(symbols={_symbol(number): row})
+            inside = item.child(symbols={axis_symbol(number): row})
             return [
                 address(b, buffer, dtype, self.indices.scalar(start, inside))
                 for buffer, dtype, start in parts
@@ -418,92 +408,3 @@ class _Segment:
 
     def _bytes_after(self, base: ir.Value, distance: ir.Value) -> ir.Value:
         return self.builder.gep(base, [distance], source_etype=I8)
-
-    # -- epilogue ---------------------------------------------------------------------------
-
-    def _finish(self, item: Scope) -> None:
-        """Runs the epilogue over the sums, the axis along which it stores as lanes."""
-        c = self.gemm
-        row, column = axis("m.row", self.block.count), axis("n.column", self.column_count)
-        position = {c.m: self.block.first + row, c.n: self.first_column + column}
-
-        def epilogue(place: Dim) -> _Epilogue:
-            loads = [Load(len(c.args) + i, place, c.acc) for i in range(len(self.gemms))]
-            return _Epilogue(loads, position)
-
-        if c.stores_along_rows:
-            for sums, turned in zip(self.sums, self.turned, strict=True):
-                self._transpose(sums, turned, item)
-            along = epilogue(column * c.padded_block + row)
-            self._run(along, column, row, c.block, self.turned, item)
-        else:
-            across = epilogue(row * c.panel + column)
-            self._run(across, row, column, c.panel, self.sums, item)
-
-    def _transpose(self, sums: ir.Value, turned: ir.Value, item: Scope) -> None:
-        c, b = self.gemm, self.builder
-        size = transpose.square_size(math.gcd(c.panel, c.padded_block))
-        count = self.indices.scalar(self.block.count, item)
-
-        def square(row: ir.Value, column: ir.Value) -> None:
-            source = address(b, sums, c.acc, b.add(b.mul(row, I64(c.panel)), column))
-            end = address(b, turned, c.acc, b.add(b.mul(column, I64(c.padded_block)), row))
-            transpose.transpose_square(b, c.acc, size, (source, c.panel), (end, c.padded_block))
-
-        def squares(row: ir.Value) -> None:
-            trips = c.panel // size
-            across = partial(square, row)
-            counted_loop(b, I64(0), I64(c.panel), size, across, trips=trips, name="square")
-
-        counted_loop(b, I64(0), count, size, squares, name="squares")
-
-    def _run(
-        self,
-        epilogue: _Epilogue,
-        loop: Expr,
-        lane: Expr,
-        capacity: int,
-        sums: Sequence[ir.Value],
-        item: Scope,
-    ) -> None:
-        """The stores at every ``loop``, with ``lane`` (at most ``capacity`` values) as lanes."""
-        c, b = self.gemm, self.builder
-        loop_axis, inner_axis = _symbol(loop), _symbol(lane)
-        stage = Stage((loop_axis,), tuple(map(epilogue.statement, c.epilogue)))
-        dependences = Dependences((stage,))
-        scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, *sums], dependences)
-        dtypes = [*(arg.dtype for arg in c.args), *(c.acc for _ in sums)]
-        stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
-        plan = plan_vectors(inner_axis, capacity, [stage], self.kernel.target, dependences)
-        # As many vectors at a time as divide a panel: none of a whole one is left over.
-        vectors = max(1, capacity // plan.width)
-        plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
-        count = extent_of(inner_axis)
-        strip_mine(
-            b,
-            inner_axis,
-            (I64(0), self.indices.scalar(count, item)),
-            count if isinstance(count, int) else None,
-            plan,
-            item,
-            lambda shared, vectors: stages.columns(stage, shared, vectors),
-        )
-
-
-class _Epilogue(Rewriter):
-    """Moves statements to an item's place, and puts its sums where the accumulators were."""
-
-    def __init__(self, sums: Sequence[Load], position: Mapping[Symbol, Dim]) -> None:
-        super().__init__(lambda dim: substitute(dim, position))
-        self._sums = sums
-
-    def scalar(self, scalar: Scalar) -> Scalar:
-        if isinstance(scalar, Accumulator):
-            return self._sums[scalar.number]
-        return super().scalar(scalar)
-
-
-def _symbol(dim: Dim) -> Symbol:
-    """The symbol that an axis consists of."""
-    (symbol,) = symbols(dim)
-    return symbol

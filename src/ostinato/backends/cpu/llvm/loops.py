@@ -58,7 +58,7 @@ class _NestRenderer:
         dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
         self.streamed = nest.streamed if kernel.target.has_streaming_stores else None
         self.stages = StageEmitter(
-            kernel.builder, kernel.target, self.scalars, dtypes, self.streamed
+            kernel.builder, kernel.target, self.scalars, dtypes, self.streamed, nest.fetched
         )
 
     def render(self) -> None:
@@ -123,8 +123,8 @@ class _NestRenderer:
 
     def _point(self, point: Scope) -> None:
         if self.nest.inner_axis is None:
-            for stage in self.nest.stages:
-                self.stages.row(stage, point)
+            for number, stage in enumerate(self.nest.stages):
+                self.stages.row(stage, point, first=number == 0)
         else:
             self._lane_block(self.nest.inner_axis, point)
 

@@ -117,18 +117,28 @@ def fence_streams(builder: ir.IRBuilder) -> None:
     call_intrinsic(builder, "llvm.x86.sse.sfence", ir.VoidType(), [])
 
 
-def prefetch(builder: ir.IRBuilder, base: ir.Value, distance: ir.Value, level: int = 2) -> None:
+def prefetch(
+    builder: ir.IRBuilder,
+    base: ir.Value,
+    distance: ir.Value,
+    level: int = 2,
+    *,
+    write: bool = False,
+) -> None:
     """Prefetch the cache line at ``base + distance`` bytes into the first or second-level cache.
 
     No access: any address will do.
+
+    Args:
+        write: take the line from other cores, to be written.
     """
     pointer = builder.gep(base, [distance], source_etype=I8)
-    arguments = [pointer, I32(_READ), I32(_LOCALITY[level]), I32(_DATA)]
+    arguments = [pointer, I32(_WRITE if write else _READ), I32(_LOCALITY[level]), I32(_DATA)]
     call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), arguments)
 
 
 #: The arguments of LLVM's ``prefetch``: the kind of access, the locality, the kind of cache.
-_READ, _LOCALITY, _DATA = 0, {1: 3, 2: 2}, 1
+_READ, _WRITE, _LOCALITY, _DATA = 0, 1, {1: 3, 2: 2}, 1
 
 
 def gather(

@@ -91,10 +91,11 @@ def define_tile(
         rows=row_pointers(builder, gemm, rows, a, offsets),
         vectors=gemm.panel // lanes,
         lanes=lanes,
-        pitch=pitch or gemm.panel,
+        pitch=pitch or gemm.strip,
         dims=dict(zip(dims, values, strict=False)),
         given_chains=gemm.chains if gemm.depth_block is None else 1,
-        ahead=more[0] if gemm.fetches(rows) else None,
+        ahead=more[0] if gemm.fetches(rows) and gemm.fetches_ahead else None,
+        near=gemm.fetch.near if gemm.fetches(rows) and gemm.fetch is not None else 0,
     )
     if gemm.depth_block is None:
         _store_sums(tile, _accumulate(tile, b), out)
@@ -117,6 +118,7 @@ class _Tile:
     dims: dict[Dim, ir.Value]
     given_chains: int | None
     ahead: ir.Value | None
+    near: int
 
     @property
     def size(self) -> int:
@@ -132,6 +134,8 @@ class _Tile:
     def steps(self) -> int:
         """Steps of the innermost axis per iteration of its loop, a multiple of ``chains``."""
         steps = max(1, min(_MOST_STEPS, _PER_ITERATION // self.size))
+        if self.gemm.depth_block is not None:
+            return 1 << (steps - 1).bit_length()  # blocks are multiples of all powers up to eight
         return max(1, steps // self.chains) * self.chains
 
     @property
@@ -139,8 +143,22 @@ class _Tile:
         """Bytes of a cache line."""
         return self.gemm.caches.line
 
+    @property
+    def strips(self) -> range:
+        """The strips of the panel, by their first elements."""
+        depth, strip = self.gemm.depth, self.gemm.strip
+        if strip == self.gemm.panel:
+            return range(1)
+        assert isinstance(depth, int)
+        return range(0, depth * self.gemm.panel, depth * strip)
+
+    def place(self, vector: int) -> int:
+        """The element at which a vector of a panel's row starts."""
+        strip, column = divmod(vector * self.lanes, self.gemm.strip)
+        return self.strips[strip] + column
+
     def lines(self, nbytes: int) -> int:
-        """The lines to prefetch while ``nbytes`` of the panel are used."""
+        """The lines to prefetch while ``nbytes`` of a strip are used."""
         return 0 if self.ahead is None else -(-nbytes // (self.line * self.gemm.fetching_tiles))
 
     def advance(self, nbytes: int) -> int:
@@ -149,11 +167,10 @@ class _Tile:
 
     def near_lines(self, number: int, row_bytes: int) -> Sequence[int]:
         """Distances of the lines to fetch into the first-level cache with a row of the panel."""
-        fetch = self.gemm.fetch
-        if self.ahead is None or fetch is None or not fetch.near:
+        if not self.near:
             return ()
         first = -(-number * row_bytes // self.line) * self.line
-        return range(fetch.near + first, fetch.near + (number + 1) * row_bytes, self.line)
+        return range(self.near + first, self.near + (number + 1) * row_bytes, self.line)
 
     def value(self, dim: Dim) -> ir.Value:
         return I64(dim) if isinstance(dim, int) else self.dims[dim]
@@ -324,16 +341,17 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
     nbytes = count * pitch * stored.itemsize
     lines = tile.lines(nbytes)
     for number in range(count):
-        for line in range(number * lines // count, (number + 1) * lines // count):
-            assert cursor.ahead is not None
-            prefetch(builder, cursor.ahead, I64(line * tile.line))
-        for place in tile.near_lines(number, pitch * stored.itemsize):
-            prefetch(builder, cursor.b, I64(place), level=1)
+        for strip in tile.strips:
+            first = strip * stored.itemsize
+            for line in range(number * lines // count, (number + 1) * lines // count):
+                assert cursor.ahead is not None
+                prefetch(builder, cursor.ahead, I64(first + line * tile.line))
+            for place in tile.near_lines(number, pitch * stored.itemsize):
+                prefetch(builder, cursor.b, I64(first + place), level=1)
+        places = [number * pitch + tile.place(vector) for vector in range(tile.vectors)]
         columns = [
-            load(
-                builder, cursor.b, stored, I64(number * pitch + vector * tile.lanes), tile.lanes
-            ).astype(tile.gemm.acc)
-            for vector in range(tile.vectors)
+            load(builder, cursor.b, stored, I64(place), tile.lanes).astype(tile.gemm.acc)
+            for place in places
         ]
         at = builder.add(cursor.offset, builder.mul(stride, I64(number)))
         chain = (number % tile.chains) * tile.size

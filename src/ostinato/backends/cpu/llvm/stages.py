@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot, when
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast
-from ostinato.backends.cpu.llvm.memory import splat
+from ostinato.backends.cpu.llvm.memory import prefetch, splat
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.reductions import (
     RunningReduction,
@@ -59,12 +59,14 @@ class _Run:
         rows: how its last axis becomes vectors; ``None`` where it is a plain loop.
         running: the state of each reduction, by lanes of a vector and number of the vector.
         sums: the state of each scan, by number of the vector.
+        fetched: the element whose line each vector fetches, to be written later; ``None``: none.
     """
 
     stage: Stage
     rows: VectorPlan | None
     running: dict[tuple[Reduce, int, int], RunningReduction] = field(default_factory=dict)
     sums: dict[tuple[Scan, int], ir.Value] = field(default_factory=dict)
+    fetched: Load | None = None
 
     @property
     def written(self) -> frozenset[int]:
@@ -78,6 +80,7 @@ class StageEmitter:
         dtypes: the element types of the arguments, then of the temps.
         streamed: the store that goes past the caches, in a stage whose vectors are aligned in its
             memory; ``None``: there is none.
+        fetched: the element whose line the first stage fetches at each point; ``None``: none.
     """
 
     def __init__(
@@ -87,8 +90,10 @@ class StageEmitter:
         scalars: Scalars,
         dtypes: Sequence[DType],
         streamed: Store | None = None,
+        fetched: Load | None = None,
     ) -> None:
         self.streamed = streamed
+        self.fetched = fetched
         self.builder = builder
         self.target = target
         self.scalars = scalars
@@ -96,14 +101,18 @@ class StageEmitter:
 
     # -- whole stages -----------------------------------------------------------------------
 
-    def row(self, stage: Stage, point: Scope) -> None:
-        """A stage whose last axis becomes vectors; its reductions become refs of ``point``."""
+    def row(self, stage: Stage, point: Scope, *, first: bool = False) -> None:
+        """A stage whose last axis becomes vectors; its reductions become refs of ``point``.
+
+        Args:
+            first: whether it is the nest's first one.
+        """
         if not stage.axes:
             self.columns(stage, point, [point])
             return
         last = stage.axes[-1]
         plan = plan_vectors(last, max_extent(last), [stage], self.target, self.scalars.dependences)
-        run = _Run(stage, plan)
+        run = _Run(stage, plan, fetched=self.fetched if first else None)
         strips = plan.strips(_constant(extent_of(last)))
         for reduction in _reductions(stage):
             for strip in strips:
@@ -243,6 +252,10 @@ class StageEmitter:
         """
         statements = run.stage.statements
         scopes = [vector.child() for vector in vectors]
+        if (fetched := run.fetched) is not None:
+            for scope in scopes:
+                line = self.scalars.address(fetched.buffer, fetched.dtype, fetched.index, scope)
+                prefetch(self.builder, line, I64(0), write=True)
         if not _interleaves(statements):
             for scope in scopes:
                 self._evaluate(statements, scope)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.rules.int_gemm import SteppedMatmul
 from ostinato.backends.cpu.rules.packing import PanelFormat
-from ostinato.lower.rules.matmul_spec import row_spec
+from ostinato.backends.cpu.rules.stepped_matmul import SteppedMatmul, rows_times_matrix
 from ostinato.records import dataclass
 from ostinato.variables import bounds
 
@@ -57,7 +56,5 @@ def amx_matmul(node: Node, registers: RegisterFile) -> AmxMatmul | None:
     a, b = node.inputs
     if not {a.dtype, b.dtype} <= registers.amx_dtypes or a.dtype.is_float != b.dtype.is_float:
         return None
-    if len(a.shape) < 2 or len(b.shape) != 2 or not all(isinstance(size, int) for size in b.shape):
-        return None
-    matmul = AmxMatmul(row_spec(node, a, b))
-    return matmul if bounds(matmul.spec.m)[1] >= _FEWEST_ROWS else None
+    spec = rows_times_matrix(node)
+    return None if spec is None or bounds(spec.m)[1] < _FEWEST_ROWS else AmxMatmul(spec)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.rules.int_gemm import SteppedMatmul
 from ostinato.backends.cpu.rules.packing import PanelFormat
-from ostinato.backends.cpu.rules.tiles import tile_for
+from ostinato.backends.cpu.rules.stepped_matmul import SteppedMatmul, rows_times_matrix
 from ostinato.dtypes import BFLOAT16
-from ostinato.lower.rules.matmul_spec import row_spec
 from ostinato.records import dataclass
-from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node
 
@@ -26,13 +20,6 @@ __all__ = ["bfloat16_matmul"]
 class Bfloat16Matmul(SteppedMatmul):
     """A matmul of bfloat16 that is summed in float32, two positions of ``k`` at a time."""
 
-    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
-        """Panels are never narrower than a register."""
-        acc = self.spec.acc
-        lanes = registers.vector_bytes // acc.itemsize
-        columns = [max(bounds(matmul.spec.n)[1], lanes) for matmul in (self, *others)]
-        return tile_for(registers.vector_bytes, registers.count, acc, self.spec.m, *columns)
-
     def panel_format(self, registers: RegisterFile) -> PanelFormat:
         return PanelFormat(BFLOAT16, 2)
 
@@ -42,6 +29,5 @@ def bfloat16_matmul(node: Node) -> Bfloat16Matmul | None:
     a, b = node.inputs
     if not (a.dtype == b.dtype == BFLOAT16):
         return None
-    if len(a.shape) < 2 or len(b.shape) != 2 or not all(isinstance(size, int) for size in b.shape):
-        return None
-    return Bfloat16Matmul(row_spec(node, a, b))
+    spec = rows_times_matrix(node)
+    return None if spec is None else Bfloat16Matmul(spec)

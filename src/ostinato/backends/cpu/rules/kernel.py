@@ -13,7 +13,7 @@ from ostinato.records import dataclass
 from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:
-    from ostinato.lower.loopir.nodes import Store
+    from ostinato.lower.loopir.nodes import Load, Store
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Dim
 
@@ -70,9 +70,12 @@ class CpuLoopNest(LoopNest, CpuKernel):
 
     Attributes:
         streamed: the store that goes past the caches; ``None``: there is none.
+        fetched: the element whose line the first stage fetches at each of its points, to be written
+            by the last one; ``None``: there is none.
     """
 
     streamed: Store | None = None
+    fetched: Load | None = None
 
     renderer: ClassVar[str] = "loops"
 
@@ -80,6 +83,9 @@ class CpuLoopNest(LoopNest, CpuKernel):
         super().describe(text)
         if self.streamed is not None:
             text.line(1, f"stores to b{self.streamed.buffer} past the caches")
+        if self.fetched is not None:
+            place = f"b{self.fetched.buffer}[{text.dim(self.fetched.index)}]"
+            text.line(1, f"first stage fetches the line of {place}, to be written")
 
     @staticmethod
     def of(nest: LoopNest) -> CpuLoopNest:

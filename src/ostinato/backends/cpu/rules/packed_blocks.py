@@ -13,8 +13,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from ostinato.backends.cpu.rules.int_gemm import RowMatmul
 from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
+from ostinato.backends.cpu.rules.stepped_matmul import RowMatmul, guarded
+from ostinato.backends.cpu.rules.tiles import tile_of_least_time
 from ostinato.dtypes import INT32, UINT8
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import symbols_of
@@ -22,7 +23,6 @@ from ostinato.lower.loopir.merge_axes import merge_axes
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
     Apply,
-    Guard,
     IndexValue,
     Load,
     Number,
@@ -190,23 +190,18 @@ class PackedBlockMatmul(RowMatmul):
         The time of a tile is that of its products, and of taking apart a row of the panel; to
         repeat an element of a row of ``a`` takes none.
         """
-        lanes = registers.vector_bytes // INT32.itemsize
-        rows_in_all = bounds(self.spec.m)[1]
-        widths = [-(-bounds(matmul.spec.n)[1] // lanes) for matmul in (self, *others)]
 
-        def time(shape: tuple[int, int]) -> tuple[int, int]:
-            rows, vectors = shape
-            tiles = -(-rows_in_all // rows) * sum(-(-width // vectors) for width in widths)
-            return tiles * (4 * rows * vectors + 10 * vectors + 4), -vectors
+        def fits(rows: int, vectors: int) -> bool:
+            return 2 * rows * vectors + 2 * vectors + 4 <= registers.count
 
-        shapes = [
-            (rows, vectors)
-            for vectors in range(1, _MOST_VECTORS + 1)
-            for rows in range(1, min(_MOST_ROWS, max(1, rows_in_all)) + 1)
-            if 2 * rows * vectors + 2 * vectors + 4 <= registers.count
-        ]
-        rows, vectors = min(shapes, key=time)
-        return rows, vectors * lanes
+        def time(rows: int, vectors: int) -> int:
+            return 4 * rows * vectors + 10 * vectors + 4
+
+        columns = [matmul.spec.n for matmul in (self, *others)]
+        most = _MOST_ROWS, _MOST_VECTORS
+        return tile_of_least_time(
+            registers, INT32, most, fits, time, self.spec.m, *columns, prefer_wide=True
+        )
 
     def panel_format(self, registers: RegisterFile) -> BlockPanels:
         return BlockPanels(UINT8, 4 if registers.byte_dots else 2, form=self.form)
@@ -382,9 +377,7 @@ class PanelPacking:
 
     def _store(self, axes: Indices, offset: Dim, place: Dim, value: Scalar) -> None:
         if self.columns is not None:
-            spare = self.columns - 1 - self.column
-            if bounds(spare)[0] < 0:
-                value = Guard((spare,), value, Number(0, UINT8), UINT8)
+            value = guarded((self.columns - 1 - self.column,), value, Number(0, UINT8))
         index = self.start + offset * self.panel + place
         self.stages.append((axes, Store(self.position, index, value)))
 

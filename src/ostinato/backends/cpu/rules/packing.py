@@ -47,6 +47,8 @@ class PanelFormat:
             no row of a panel has positions of two runs, and the last of each is zero at its end.
         tile_rows: rows of a panel that one instruction takes (AMX): panels have a multiple of them,
             zero beyond the last position of ``k``.
+        strip: columns of a *strip*, where a panel is one strip after the other, each with all
+            positions of ``k``; ``None``: a row of a panel has all of its columns.
     """
 
     dtype: DType
@@ -54,6 +56,7 @@ class PanelFormat:
     halves: bool = False
     run: int | None = None
     tile_rows: int = 1
+    strip: int | None = None
 
     @property
     def depth(self) -> int:
@@ -73,7 +76,8 @@ class PanelFormat:
     def __str__(self) -> str:
         runs = "" if self.run is None else f" in runs of {self.run}"
         tiles = "" if self.tile_rows == 1 else f" in tiles of {self.tile_rows} rows"
-        return f"{self.dtype.short}{' halves' * self.halves} by {self.steps}{runs}{tiles}"
+        strips = "" if self.strip is None else f" in strips of {self.strip}"
+        return f"{self.dtype.short}{' halves' * self.halves} by {self.steps}{runs}{tiles}{strips}"
 
 
 @dataclass(frozen=True)
@@ -149,17 +153,23 @@ def pack_nest(
     panel: int,
     variables: tuple[Symbol, ...],
 ) -> LoopNest:
-    """The kernel that brings the right operand into panels, zero beyond the last column."""
+    """The kernel that brings the right operand into panels, zero beyond the last column.
+
+    Args:
+        packed: ``[*groups, panels, strips, depth, columns of a strip]``.
+    """
     groups = build.axes(spec.groups)
-    which = build.axis(ceil_div(spec.n, panel))
+    *_, strips, _, width = packed.type.shape
+    which, strip = build.axis(ceil_div(spec.n, panel)), build.axis(strips)
     k = build.axes(spec.k)
-    lane = build.axis(panel)
-    column = which * panel + lane
+    lane = build.axis(width)
+    column = which * panel + strip * width + lane
     dtype = packed.type.dtype
     value = cast(build.at(spec.b, spec.b_at(groups, k, column)), dtype)
     if not (isinstance(spec.n, int) and spec.n % panel == 0):
         value = Guard((spec.n - 1 - column,), value, Number(0, dtype), dtype)
     position = build.argument(packed, writes=True)
-    index = linear_index(packed.type.shape, (*groups, which, linear_index(spec.k, k), lane))
-    axes = symbols_of((*groups, which, *k, lane))
-    return block_nest(build, axes, [Store(position, index, value)], variables)
+    at = (*groups, which, strip, linear_index(spec.k, k), lane)
+    axes = symbols_of((*groups, which, strip, *k, lane))
+    store = Store(position, linear_index(packed.type.shape, at), value)
+    return block_nest(build, axes, [store], variables)

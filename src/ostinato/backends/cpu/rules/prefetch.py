@@ -59,6 +59,10 @@ _NEAR_LINES = 24
 #: A divisor of the positions of ``k`` in a block: tiles unroll as many of them or fewer.
 _STEPS = 8
 
+#: The most blocks that make all of them equal, as a share of those that would do: shorter ones cost
+#: more than unequal ones. (64 x 784 by columns of 32 in 7 blocks, not 4: 0.87 times the speed.)
+_EVEN = 5, 3
+
 
 @dataclass(frozen=True)
 class Prefetch:
@@ -102,7 +106,9 @@ class Prefetch:
         if sums_bytes <= first // 4 and first // 2 >= _LEAST_STEPS * row_bytes:
             block_bytes = first // 2
         blocks = max(1, round(panel_bytes / block_bytes))
-        even = (n for n in range(blocks, 2 * blocks) if depth % (n * _STEPS) == 0)
+        most, share = _EVEN
+        most = blocks * most // share
+        even = (n for n in range(blocks, most + 1) if depth % (n * _STEPS) == 0)
         return max(1, -(-depth // next(even, blocks) // _STEPS)) * _STEPS
 
     def block_distance(self, block_bytes: int) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuLoopNest, CpuSizeStep
 from ostinato.backends.cpu.rules.matmul import MatmulRules
 from ostinato.backends.cpu.rules.ordered import distinct_points_in_parallel
+from ostinato.backends.cpu.rules.share_temps import share_temps
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
@@ -98,6 +99,7 @@ class CpuLowering:
         winograd: do convolutions Winograd's way where that is faster.
         builtin_copies: let the native core make copies that are made once.
         streaming_stores: store large results past the caches.
+        shared_temps: let rows that a kernel keeps take the memory of earlier ones.
         choose_tiles: chooses the tile sizes of matmuls by measurement.
         experts: params that are in a file, from which experts are staged while a run goes on.
     """
@@ -107,6 +109,7 @@ class CpuLowering:
     winograd: bool = True
     builtin_copies: bool = True
     streaming_stores: bool = True
+    shared_temps: bool = True
     choose_tiles: ChooseTiles | None = None
     experts: ExpertStore | None = None
 
@@ -185,11 +188,11 @@ class _CpuRules:
 
     def finalise(self, program: Program) -> CpuProgram:
         """The program with the CPU's own kernels."""
-        prepare = [_finalised(call) for call in program.prepare]
+        prepare = [self._finalised(call) for call in program.prepare]
         if self.settings.builtin_copies:
             prepare = [copy.builtin_copy(call) for call in prepare]
         experts = self._experts if self._has_experts else None
-        calls = [_finalised(call) for call in program.calls]
+        calls = [self._finalised(call) for call in program.calls]
         if self.settings.streaming_stores:
             calls = streaming.stream_results(calls, program, self.settings.registers.caches)
         return CpuProgram(
@@ -207,6 +210,17 @@ class _CpuRules:
             [] if experts is None else list(experts.stored_experts.values()),
         )
 
+    def _finalised(self, call: Call) -> Call:
+        """The call with a loop nest as the CPU runs it."""
+        if isinstance(call.kernel, LoopNest):
+            nest = distinct_points_in_parallel(call.kernel)
+            if self.settings.shared_temps:
+                nest = share_temps(nest)
+            return replace(call, kernel=CpuLoopNest.of(nest))
+        if isinstance(call.kernel, SizeStep):
+            return replace(call, kernel=CpuSizeStep.of(call.kernel))
+        return call
+
     # -- convolutions --------------------------------------------------------------------------
 
     def _convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -221,7 +235,9 @@ class _CpuRules:
     def _winograd_of(self, node: Node) -> winograd.Winograd | None:
         """The way of doing a convolution with fewer multiplications, where that is faster."""
         if node not in self._winograd:
-            tile = winograd.winograd_tile(node) if self.settings.winograd else None
+            tile = None
+            if self.settings.winograd:
+                tile = winograd.winograd_tile(node, self.settings.registers.slow_memory)
             self._winograd[node] = winograd.Winograd(node, tile) if tile else None
         return self._winograd[node]
 
@@ -277,12 +293,3 @@ class _CpuRules:
 
     def _expert_mlp(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         self._experts.expert_mlp(lowering, region, root)
-
-
-def _finalised(call: Call) -> Call:
-    """The call with a loop nest as the CPU runs it."""
-    if isinstance(call.kernel, LoopNest):
-        return replace(call, kernel=CpuLoopNest.of(distinct_points_in_parallel(call.kernel)))
-    if isinstance(call.kernel, SizeStep):
-        return replace(call, kernel=CpuSizeStep.of(call.kernel))
-    return call

@@ -22,6 +22,7 @@ __all__ = [
     "chains_of",
     "tile_choices",
     "tile_for",
+    "tile_of_least_time",
 ]
 
 _MAX_ROWS = 9
@@ -57,6 +58,9 @@ class RegisterFile:
         prefetches: whether tiles prefetch panels.
         few_rows_prefetch: finds whether it pays for tiles of few rows, too; asked when there are
             such tiles of weights that come from memory.
+        slow_memory: finds whether memory is slow next to arithmetic; asked when a choice between
+            more bytes and more arithmetic depends on it.
+        strips: finds whether panels in strips are read faster from memory; asked likewise.
         bfloat16_dots: finds whether matmuls of bfloat16 are to be dot products of pairs; asked when
             there are such matmuls. ``None``: they are not.
         amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
@@ -71,6 +75,8 @@ class RegisterFile:
     bfloat16_dots: Callable[[], bool] | None = None
     amx_dtypes: frozenset[DType] = frozenset()
     few_rows_prefetch: Callable[[], bool] | None = None
+    slow_memory: Callable[[], bool] | None = None
+    strips: Callable[[], bool] | None = None
 
     @property
     def prefetch(self) -> Prefetch | None:
@@ -183,6 +189,47 @@ def tile_choices(
         return time * (100 if rows % 8 == 0 else 101), tiles * (rows + vectors)
 
     return [(rows, vectors * lanes) for rows, vectors in sorted(shapes, key=cost)]
+
+
+def tile_of_least_time(
+    registers: RegisterFile,
+    acc: DType,
+    most: tuple[int, int],
+    fits: Callable[[int, int], bool],
+    time: Callable[[int, int], int],
+    m: Dim,
+    *n: Dim,
+    prefer_wide: bool = False,
+) -> tuple[int, int]:
+    """The register tile, ``(rows, panel)``, that takes the least time by a count of its own.
+
+    Args:
+        registers: what the tile is sized for.
+        acc: the accumulator's dtype.
+        most: rows and vectors of a tile at most.
+        fits: whether the registers hold a tile of so many rows and vectors.
+        time: of such a tile over a step of ``k``.
+        m: rows of the matmul.
+        n: columns of each matmul that shares the tile.
+        prefer_wide: of tiles that take the same time, take the one of the most vectors.
+    """
+    lanes = registers.vector_bytes // acc.itemsize
+    most_m = bounds(m)[1]
+    widths = [-(-bounds(columns)[1] // lanes) for columns in n]
+    shapes = [
+        (rows, vectors)
+        for vectors in range(1, most[1] + 1)
+        for rows in range(1, min(most[0], max(1, most_m)) + 1)
+        if fits(rows, vectors)
+    ]
+
+    def cost(shape: tuple[int, int]) -> tuple[int, int]:
+        rows, vectors = shape
+        tiles = -(-most_m // rows) * sum(-(-width // vectors) for width in widths)
+        return tiles * time(rows, vectors), -vectors if prefer_wide else 0
+
+    rows, vectors = min(shapes, key=cost)
+    return rows, vectors * lanes
 
 
 def _samples(size: Dim) -> list[int]:
