@@ -16,6 +16,7 @@ from typing import Any
 from ostinato.backends.base import Capabilities
 from ostinato.dtypes import ALL_DTYPES, NARROW_DTYPES
 from ostinato.ops import OPS
+from tests.conformance.stages import TESTS
 from tests.devices import catalogue
 from tests.devices.refusals import refused
 
@@ -149,6 +150,9 @@ def _outcome(name: str) -> list[str]:
             counts.append(f"{count:,} {kind}")
     counts += [f"1 test in {found['sample']}"] if found.get("sample", 1) > 1 else []
     counts += ["not complete"] if any(stage.get("problem") for stage in found["stages"]) else []
+    ran = {name for stage in found["stages"] for name in (stage["name"], *stage.get("covers", ()))}
+    if missing := [name for name in (*TESTS, "fuzz") if name not in ran]:
+        counts.append(f"without {', '.join(missing)}")
     usual = found.get("machine") or found["device"]
     machines = dict.fromkeys(stage.get("machine", usual) for stage in found["stages"])
     where = ", ".join(machines)
@@ -157,8 +161,9 @@ def _outcome(name: str) -> list[str]:
 
 def _when(found: dict[str, Any]) -> str:
     """The dates of an outcome's stages, and their commits, of which a stage may list several."""
-    dates = sorted({stage.get("date", found["date"]) for stage in found["stages"]})
-    usual = found["commit"]
+    usual = found.get("date", "on a day that is not known")
+    dates = sorted({stage.get("date", usual) for stage in found["stages"]})
+    usual = found.get("commit", "")
     listed = (stage.get("commit", usual) for stage in found["stages"])
     commits = dict.fromkeys(c for text in listed for c in re.findall(r"\b[0-9a-f]{8}\b", text))
     return f"{' and '.join(dict.fromkeys((dates[0], dates[-1])))}, of {', '.join(commits)}"

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy as np
 
 from ostinato.backends.common.expert_layers import ExpertLayers
+from ostinato.backends.common.model_executable import ModelExecutable
 from ostinato.backends.common.program_executable import ProgramExecutable, SlotProgram
 from ostinato.backends.common.program_image import Slot
-from ostinato.errors import InputError
-from ostinato.ir.stored import elements
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import NOTHING, Submission, arrays_touched
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.expert_layers import ResidentTier
-    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_executable import CompiledProgram
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
@@ -84,7 +82,7 @@ P = TypeVar("P", bound=DeviceProgram)
 C = TypeVar("C", bound="Context")
 
 
-class DeviceExecutable(ProgramExecutable[M, S, P, C]):
+class DeviceExecutable(ModelExecutable[M, S], ProgramExecutable[M, S, P, C]):
     """See :class:`~ostinato.backends.common.program_executable.ProgramExecutable`.
 
     Weights, states and intermediate values are on the device. Inputs and outputs are copied from
@@ -177,31 +175,13 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
 
     # -- params and states -------------------------------------------------------------------------
 
-    def write_params(self, params: Mapping[str, Array]) -> None:
-        if stored := [name for name in params if name in self._tensors]:
-            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
-        super().write_params(params)
-
     def _shared_weights(self, params: Mapping[str, ParamSource]) -> Weights[M, S] | None:
-        for other in self._siblings:
-            if other._weight_form == self._weight_form and not other.unset:
-                with other.memory.guard:
-                    alike = params.keys() == other._image.params.keys()
-                    if alike and all(other._holds(*param) for param in params.items()):
-                        other.memory.check_open()
-                        return other.memory.weights.share()
-        return None
+        return self._weights_of(self._siblings, params)
 
-    def _holds(self, name: str, source: ParamSource) -> bool:
-        """Whether a param has these contents."""
-        weights = self.memory.weights
-        if name in weights.unpacked:
-            return weights.unpacked.holds(name, source)
-        nbytes, location = self._image.params[name]
-        assert location is not None
+    def _held(self, location: tuple[int, int], nbytes: int) -> memoryview:
         held = memoryview(bytearray(nbytes))
-        weights.block.memory.read(location[1], held)
-        return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
+        self.memory.weights.block.memory.read(location[1], held)
+        return held
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[ProgramPreparation[S]]) -> None:
         """Copy arrays into params, then prepack; non-retained params are only prepacked."""
@@ -297,19 +277,8 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
     # -- experts -----------------------------------------------------------------------------------
 
     @property
-    def expert_layers(self) -> tuple[ExpertLayer, ...]:
-        return self._experts.descriptions()
-
-    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
-        self.memory.check_open()
-        return self._experts.place(masks)
-
-    def resident_experts(self) -> Sequence[Array | None]:
-        return self._experts.resident()
-
-    def expert_transfers(self) -> ExpertTransfers:
-        self.memory.check_open()
-        return self._experts.transfers()
+    def _layers(self) -> ExpertLayers:
+        return self._experts
 
     def take_expert_ids(self) -> list[Array] | None:
         self.memory.check_open()

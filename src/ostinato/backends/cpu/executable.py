@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.model_executable import ModelExecutable
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.backends.common.program_runner import RELEASED
@@ -15,18 +16,15 @@ from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.expert_layers import ExpertLayers
 from ostinato.backends.cpu.submission import Arenas, copy_step, discard_step
-from ostinato.errors import InputError, PlanError
-from ostinato.ir.stored import elements
+from ostinato.errors import PlanError
 from ostinato.lazy import LazyModule
-from ostinato.plan.buffer import HostMemory, bytes_of
+from ostinato.plan.buffer import HostMemory
 from ostinato.plan.order import ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ostinato.backends.common.context import Context
-    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
-    from ostinato.backends.common.weights import Weights
     from ostinato.backends.cpu import stored_weights
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.image import AnyStep, Image, Preparation
@@ -49,7 +47,7 @@ Array = np.ndarray[Any, Any]
 _LEAST_STORED = 32 << 20
 
 
-class CpuExecutable(Executable):
+class CpuExecutable(ModelExecutable[_core.Arena, "AnyStep"], Executable):
     """See :class:`~ostinato.backends.base.Executable`.
 
     Memory is taken once, here: an arena for intermediate values, and a block each for constants,
@@ -81,7 +79,7 @@ class CpuExecutable(Executable):
         store_weights: bool = False,
     ) -> None:
         self._image = image._replace(constants=())
-        self._prepacking = None if siblings is None else image.prepacking()
+        self._weight_form = None if siblings is None else image.prepacking()
         self._lent: dict[Slot | str, Storage] = {}
         self._tensors = experts or {}
         self._context = context
@@ -190,33 +188,9 @@ class CpuExecutable(Executable):
 
     # -- params ------------------------------------------------------------------------------------
 
-    def write_params(self, params: Mapping[str, Array]) -> None:
-        if stored := [name for name in params if name in self._tensors]:
-            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
-        self.memory.weights.write(params, self._write)
-
-    def _weights_of(
-        self, siblings: Sequence[CpuExecutable], params: Mapping[str, ParamSource]
-    ) -> Weights[_core.Arena, AnyStep] | None:
-        """The weights of a sibling that has the same ones in the same form."""
-        for other in siblings:
-            if other._prepacking == self._prepacking and not other.unset:
-                with other.memory.guard:
-                    alike = params.keys() == other._image.params.keys()
-                    if alike and all(other._holds(*param) for param in params.items()):
-                        other.memory.check_open()
-                        return other.memory.weights.share()
-        return None
-
-    def _holds(self, name: str, source: ParamSource) -> bool:
-        """Whether a param has these contents."""
-        weights = self.memory.weights
-        if name in weights.unpacked:
-            return weights.unpacked.holds(name, source)
-        nbytes, location = self._image.params[name]
-        assert location is not None
-        held = memoryview(weights.block.memory)[location[1] : location[1] + nbytes]
-        return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
+    def _held(self, location: tuple[int, int], nbytes: int) -> memoryview:
+        start = location[1]
+        return memoryview(self.memory.weights.block.memory)[start : start + nbytes]
 
     def _write_stored(
         self, params: Mapping[str, ParamSource], stored: stored_weights.StoredWeights
@@ -347,19 +321,8 @@ class CpuExecutable(Executable):
     # -- experts -----------------------------------------------------------------------------------
 
     @property
-    def expert_layers(self) -> tuple[ExpertLayer, ...]:
-        return self._experts.descriptions()
-
-    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
-        self.memory.check_open()
-        return self._experts.place(masks)
-
-    def resident_experts(self) -> Sequence[Array | None]:
-        return self._experts.resident()
-
-    def expert_transfers(self) -> ExpertTransfers:
-        self.memory.check_open()
-        return self._experts.transfers()
+    def _layers(self) -> ExpertLayers:
+        return self._experts
 
     def take_expert_ids(self) -> list[Array] | None:
         self.memory.check_open()

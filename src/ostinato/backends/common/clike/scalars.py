@@ -7,35 +7,25 @@ from typing import TYPE_CHECKING, Any
 from ostinato.backends.common.clike.indices import Indices, is_wide
 from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.values import CValue, function, round_to
+from ostinato.backends.common.scalar_code import ScalarCode
 from ostinato.dtypes import INT32, INT64, DType
-from ostinato.errors import OstinatoError
-from ostinato.lower.loopir.nodes import (
-    Apply,
-    Guard,
-    IndexValue,
-    Load,
-    Number,
-    Ref,
-    Scalar,
-    Store,
-    operands,
-)
-from ostinato.ops.elementwise import ELEMENTWISE
-from ostinato.variables import Dim, Expr, Symbol, bounds, provably_nonnegative
+from ostinato.lower.loopir.nodes import Apply
+from ostinato.variables import Dim, Expr, Symbol, provably_nonnegative
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ostinato.backends.common.clike.arrays import Arrays
     from ostinato.backends.common.clike.values import Code
-    from ostinato.lower.loopir.dependences import Dependence, Dependences
+    from ostinato.lower.loopir.dependences import Dependences
+    from ostinato.lower.loopir.nodes import Guard, IndexValue, Store
 
 __all__ = ["Scalars"]
 
 _UPDATES = {"add": "add", "mul": "multiply", "min": "minimum", "max": "maximum"}
 
 
-class Scalars:
+class Scalars(ScalarCode[CValue, Scope]):
     """Writes scalar expressions and the memory accesses of statements.
 
     Args:
@@ -48,40 +38,12 @@ class Scalars:
     def __init__(
         self, code: Code, namespace: Any, arrays: Arrays, dependences: Dependences
     ) -> None:
+        super().__init__(namespace, dependences)
         self.code = code
-        self.dependences = dependences
         self.indices = Indices(code, self)
-        self._namespace = namespace
         self._arrays = arrays
 
     # -- values -----------------------------------------------------------------------------
-
-    def value(self, scalar: Scalar, scope: Scope) -> CValue:
-        """``scalar`` in ``scope``: computed once, and found again in the scopes beneath."""
-        known = scope.find(lambda s: s.values.get(id(scalar)))
-        if known is None:
-            known = scope.values[id(scalar)] = self._compute(scalar, scope)
-        return known
-
-    def hoist(
-        self, scalars: Iterable[Scalar], scope: Scope, blocked: frozenset[Dependence]
-    ) -> None:
-        """Computes in ``scope`` all parts of ``scalars`` that depend on nothing in ``blocked``.
-
-        What stands under a guard that cannot move as a whole stays where it is: it may be
-        readable only there.
-        """
-        seen: set[int] = set()
-        waiting = list(scalars)[::-1]
-        while waiting:
-            scalar = waiting.pop()
-            if id(scalar) in seen or isinstance(scalar, Number | Ref):
-                continue
-            seen.add(id(scalar))
-            if self.dependences.of(scalar).isdisjoint(blocked):
-                self.value(scalar, scope)
-            elif not isinstance(scalar, Guard):
-                waiting.extend(list(operands(scalar))[::-1])
 
     def data(self, symbol: Symbol, scope: Scope) -> Index:
         """The value of a data symbol."""
@@ -89,23 +51,16 @@ class Scalars:
         wide = is_wide(Expr({(symbol,): 1}, 0))
         return Index(value.astype(INT64 if wide else INT32).text, wide)
 
-    def _compute(self, scalar: Scalar, scope: Scope) -> CValue:
-        match scalar:
-            case Number():
-                return self.code.constant(scalar.dtype, scalar.value)
-            case Load():
-                return self.load(scalar.buffer, scalar.dtype, scalar.index, scope)
-            case Apply():
-                return self._apply(scalar, scope)
-            case Guard():
-                return self._guard(scalar, scope)
-            case IndexValue():
-                return self.index_value(scalar.index, scope).astype(scalar.dtype)
-            case Ref():
-                known = scope.find(lambda s: s.refs.get(scalar.name))
-                if known is not None:
-                    return known
-        raise OstinatoError(f"{scalar} has no value at this point of the kernel")
+    def _number(self, value: Any, dtype: DType) -> CValue:
+        return self.code.constant(dtype, value)
+
+    def _result(self, found: Any, dtype: DType) -> CValue:
+        if isinstance(found, CValue):
+            return round_to(found, dtype)
+        return self.code.constant(dtype, found)
+
+    def _position(self, scalar: IndexValue, scope: Scope) -> CValue:
+        return self.index_value(scalar.index, scope).astype(scalar.dtype)
 
     def index_value(self, dim: Dim, scope: Scope) -> CValue:
         """An index expression as a number."""
@@ -113,13 +68,8 @@ class Scalars:
         return CValue(self.code, index.text, INT64 if index.wide else INT32)
 
     def _apply(self, scalar: Apply, scope: Scope) -> CValue:
-        if (joined := self._with_operand(scalar, scope)) is not None:
-            return joined
-        values = [self.value(operand, scope) for operand in scalar.operands]
-        result = ELEMENTWISE[scalar.op].evaluate(self._namespace, *values, **dict(scalar.attrs))
-        if not isinstance(result, CValue):
-            return self.code.constant(scalar.dtype, result)
-        return round_to(result, scalar.dtype)
+        joined = self._with_operand(scalar, scope)
+        return super()._apply(scalar, scope) if joined is None else joined
 
     def _with_operand(self, scalar: Apply, scope: Scope) -> CValue | None:
         """The value of an op and of its operand by one function, if the dialect has one."""
@@ -134,12 +84,7 @@ class Scalars:
         texts = [self.value(operand, scope).text for operand in inner.operands]
         return self.code.keep(scalar.dtype, dialect.call(name, scalar.dtype, *texts))
 
-    def _guard(self, guard: Guard, scope: Scope) -> CValue:
-        conditions = [c for c in guard.conditions if not provably_nonnegative(c)]
-        if not conditions:
-            return self.value(guard.body, scope)
-        if any(bounds(c)[1] < 0 for c in conditions):
-            return self.value(guard.otherwise, scope)
+    def _choice(self, guard: Guard, conditions: Sequence[Dim], scope: Scope) -> CValue:
         code = self.code
         holds = self.conditions(conditions, scope)
         name = code.writer.fresh("g")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
+from ostinato.backends.common.scalar_code import ScalarCode
 from ostinato.backends.cpu.llvm.indices import IndexLanes, Indices
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, round_to, where
 from ostinato.backends.cpu.llvm.memory import address, gather, load, scatter, splat, store
@@ -14,29 +15,21 @@ from ostinato.backends.cpu.llvm.scopes import Mask, Scope
 from ostinato.backends.cpu.llvm.types import I1, I32, I64, call_intrinsic, register_type
 from ostinato.dtypes import BOOL, DType
 from ostinato.errors import OstinatoError
-from ostinato.lower.loopir.nodes import (
-    Apply,
-    Guard,
-    IndexValue,
-    Load,
-    Number,
-    Ref,
-    Scalar,
-    operands,
-)
-from ostinato.ops.elementwise import ELEMENTWISE
-from ostinato.variables import Dim, Symbol, bounds, provably_nonnegative
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from ostinato.lower.loopir.dependences import Dependence, Dependences
+    from ostinato.lower.loopir.dependences import Dependences
+    from ostinato.lower.loopir.nodes import Guard, IndexValue
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["Scalars", "condition_mask"]
 
 
-class Scalars:
+class Scalars(ScalarCode[Lane, Scope]):
     """Emits scalar expressions and the memory accesses of statements.
+
+    A value has ``scope.width`` lanes, or one where all lanes agree.
 
     Args:
         builder: emits at its current position.
@@ -52,68 +45,23 @@ class Scalars:
         buffers: Sequence[ir.Value],
         dependences: Dependences,
     ) -> None:
+        super().__init__(namespace, dependences)
         self.builder = builder
-        self.dependences = dependences
         self.indices = Indices(builder, self)
-        self._namespace = namespace
         self._buffers = buffers
 
     # -- values -----------------------------------------------------------------------------
 
-    def value(self, scalar: Scalar, scope: Scope) -> Lane:
-        """``scalar`` in ``scope``: ``scope.width`` lanes, or one where all lanes agree.
+    def _number(self, value: Any, dtype: DType) -> Lane:
+        return splat(self.builder, value, dtype, 1)
 
-        Computed once per scope, and found again in the scopes beneath.
-        """
-        known = scope.find(lambda s: s.values.get(id(scalar)))
-        if known is None:
-            known = scope.values[id(scalar)] = self._compute(scalar, scope)
-        return known
+    def _result(self, found: Any, dtype: DType) -> Lane:
+        if isinstance(found, Lane):
+            return round_to(found, dtype)
+        return splat(self.builder, found, dtype, 1)
 
-    def hoist(
-        self, scalars: Iterable[Scalar], scope: Scope, blocked: frozenset[Dependence]
-    ) -> None:
-        """Computes in ``scope`` all parts of ``scalars`` that depend on nothing in ``blocked``.
-
-        What stands under a guard that cannot move as a whole stays where it is: it may be
-        readable only there.
-        """
-        seen: set[int] = set()
-        waiting = list(scalars)[::-1]
-        while waiting:
-            scalar = waiting.pop()
-            if id(scalar) in seen or isinstance(scalar, Number | Ref):
-                continue
-            seen.add(id(scalar))
-            if self.dependences.of(scalar).isdisjoint(blocked):
-                self.value(scalar, scope)
-            elif not isinstance(scalar, Guard):
-                waiting.extend(list(operands(scalar))[::-1])
-
-    def _compute(self, scalar: Scalar, scope: Scope) -> Lane:
-        match scalar:
-            case Number():
-                return splat(self.builder, scalar.value, scalar.dtype, 1)
-            case Load():
-                return self.load(scalar.buffer, scalar.dtype, scalar.index, scope)
-            case Apply():
-                return self._apply(scalar, scope)
-            case Guard():
-                return self._guard(scalar, scope)
-            case IndexValue():
-                return self.indices.vector(scalar.index, scope).astype(scalar.dtype)
-            case Ref():
-                known = scope.find(lambda s: s.refs.get(scalar.name))
-                if known is not None:
-                    return known
-        raise OstinatoError(f"{scalar} has no value at this point of the kernel")
-
-    def _apply(self, scalar: Apply, scope: Scope) -> Lane:
-        lanes = [self.value(operand, scope) for operand in scalar.operands]
-        result = ELEMENTWISE[scalar.op].evaluate(self._namespace, *lanes, **dict(scalar.attrs))
-        if not isinstance(result, Lane):
-            return splat(self.builder, result, scalar.dtype, 1)
-        return round_to(result, scalar.dtype)
+    def _position(self, scalar: IndexValue, scope: Scope) -> Lane:
+        return self.indices.vector(scalar.index, scope).astype(scalar.dtype)
 
     def data(self, symbol: Symbol, scope: Scope) -> Lane:
         """The value of a data symbol: one lane, or ``scope.width``."""
@@ -125,12 +73,7 @@ class Scalars:
 
     # -- guards -----------------------------------------------------------------------------
 
-    def _guard(self, guard: Guard, scope: Scope) -> Lane:
-        conditions = [c for c in guard.conditions if not provably_nonnegative(c)]
-        if not conditions:
-            return self.value(guard.body, scope)
-        if any(bounds(c)[1] < 0 for c in conditions):
-            return self.value(guard.otherwise, scope)
+    def _choice(self, guard: Guard, conditions: Sequence[Dim], scope: Scope) -> Lane:
         shared = [c for c in conditions if self.indices.stride(c, scope) == 0]
         moving = [c for c in conditions if c not in shared]
         if not shared:
