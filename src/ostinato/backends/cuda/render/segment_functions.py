@@ -30,7 +30,7 @@ _BULK_BYTES = 16
 
 @dataclass(frozen=True)
 class Operand:
-    """What a loop nest reads of an argument.
+    """The part of an argument that a loop nest reads.
 
     Attributes:
         argument: its position.
