@@ -207,22 +207,20 @@ inline void receive_packets(From from, Put put) {
 #pragma unroll 1
     for (int first = threadIdx.x; first < Count; first += computing * batch) {
         decltype(load_packets(from(0))) found[batch];
-        int missing;
+        unsigned polls = 0;
+        bool complete;
 #pragma unroll 1
         do {
-            missing = -1;
+            complete = true;
 #pragma unroll
             for (int i = 0; i < batch; i++) {
                 const int at = first + i * (int)computing;
                 found[i] = load_packets(from(at < Count ? at : first));
             }
 #pragma unroll
-            for (int i = 0; i < batch; i++) {
-                const int at = first + i * (int)computing;
-                if (!are_there<T>(found[i])) missing = at < Count ? at : first;
-            }
-            if (missing >= 0) await_packets<T>(from(missing));  // one unit alone: others want to load
-        } while (missing >= 0);
+            for (int i = 0; i < batch; i++) complete &= are_there<T>(found[i]);
+            if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+        } while (!complete);
 #pragma unroll
         for (int i = 0; i < batch; i++) {
             const int at = first + i * (int)computing;

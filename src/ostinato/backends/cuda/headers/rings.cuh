@@ -221,13 +221,6 @@ static OST_APART void touch(const unsigned char* from, int bytes, volatile unsig
 #endif
 }
 
-// Has bytes brought into the cache of the GPU; the address and the size are multiples of 16.
-inline void prefetch_bulk(const void* from, unsigned bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 // Products with stages ---------------------------------------------------------------------------
 
 // Elements of a stage's row.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.clike.vectors import VECTOR_BYTES, run_of
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.attention_rows import PART, WHOLE, score_text
 from ostinato.backends.cuda.render.body import SharedArray
@@ -44,8 +44,14 @@ _FEW_ROWS = 8
 #: Elements of queries that a thread has, at most: of so many, it has as many sums.
 _QUERY_ELEMENTS = 32
 
+#: Bytes of memory that are cached together.
+_SECTOR = 32
+
 #: Keys of a thread whose loads are on their way together.
 _KEYS = 2
+
+#: Keys that are brought into the cache of the multiprocessor while the block waits for queries.
+_TOUCHED_KEYS = 64
 
 #: An item of a block: a part of the keys of some rows of a point.
 _ITEM = Template("""\
@@ -66,14 +72,16 @@ $batch
         const long long begin = low + split * share;
         const long long end = begin + share < high ? begin + share : high;""")
 
-#: Has the keys and values of an item brought into the cache, each row by a lane.
+#: Loads the rows of an item, a word of each sector of 32 bytes.
 _TOUCH = Template("""\
     const int lane = threadIdx.x % 32;
     const long long row_blocks = (rows + $rows - 1) / $rows;
-    const long long d = 0, n = 0;
+    unsigned kept = 0;
 $item
-#pragma unroll 1
-        for (long long key = begin + lane; key < end; key += 32) {
+        const int count = end - begin < $most ? (int)(end - begin) : $most;
+#pragma unroll 8
+        for (int i = lane; i < count * $sectors; i += 32) {
+            const long long key = begin + i / $sectors, d = i % $sectors * $width, n = d;
             {
 $key
             }
@@ -82,6 +90,7 @@ $value
             }
         }
     }
+    sink[lane] = kept;
 """)
 
 _BODY = Template("""\
@@ -316,17 +325,18 @@ def body(attention: AttentionKernel) -> Body:
     shapes.append(("weights", (warps + 1, rows)))  # and the greatest score of each row
     arrays = tuple(SharedArray(type_, acc.itemsize, name, shape) for name, shape in shapes)
     made = body_of(attention, text, sizes, _THREADS, arrays=arrays)
-    touch = ""
-    if all(run.count * run.load.dtype.itemsize == VECTOR_BYTES for run in (k, v)):
-        touch = _TOUCH.substitute(
-            item=item,
-            rows=rows,
-            key=_prefetch(frame, k.load, features, names),
-            value=_prefetch(frame, v.load, features, names),
-        )
-        touch = f"{frame.sizes(sizes)}\n{touch}"
+    width = _SECTOR // k.load.dtype.itemsize
+    touch = _TOUCH.substitute(
+        item=item,
+        rows=rows,
+        most=_TOUCHED_KEYS,
+        sectors=max(1, features // width),
+        width=width,
+        key=_word(frame, k.load, names),
+        value=_word(frame, v.load, names),
+    )
     includes = f'{made.includes}#include "attention.cuh"\n'
-    return replace(made, includes=includes, touch=touch)
+    return replace(made, includes=includes, touch=f"{frame.sizes(sizes)}\n{touch}")
 
 
 def _vector(load: Load, count: int) -> str:
@@ -334,9 +344,9 @@ def _vector(load: Load, count: int) -> str:
     return f"ost::vector<{CudaDialect().memory_type(load.dtype)}, {count}>"
 
 
-def _prefetch(frame: Frame, load: Load, features: int, names: Mapping[Symbol, str]) -> str:
-    """Statements that have the row of a key brought into the cache."""
+def _word(frame: Frame, load: Load, names: Mapping[Symbol, str]) -> str:
+    """Statements that load a word."""
     point = frame.point(4, names)
-    index, nbytes = point.index(load.index), features * load.dtype.itemsize
-    point.writer.line(f"ost::prefetch_bulk(b{load.buffer} + {index}, {nbytes});")
+    index = point.index(load.index)
+    point.writer.line(f"kept ^= *(const unsigned*)(b{load.buffer} + {index});")
     return point.text
