@@ -1,13 +1,15 @@
 """A decode step of a Llama-3.2-1B-shaped model in bfloat16 on a GPU, next to PyTorch.
 
     python -m bench.cuda_decode [--positions 512 1024] [--runs 200] [--layers 16] [--device cuda]
+        [--whole]
 
 The graph is built with the public ops; keys and values are states, token and position Variables.
 The weights are random, the same on both sides. PyTorch runs the step eagerly and as a CUDA graph;
 ``--compile`` adds ``torch.compile`` in its ``max-autotune`` mode. Times are medians of single
 steps, the host's clock with a wait after each. The floor is the bytes of weights and live cache
 over the bandwidth of a device-to-device copy. ``--chained N`` generates N tokens three times, which
-have to be the same. Prints a JSON line after the table.
+have to be the same. ``--whole`` leaves out what is compiled with optimisations off. Prints a JSON
+line after the table.
 """
 
 from __future__ import annotations
@@ -211,6 +213,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
+    parser.add_argument("--whole", action="store_true", help="with all optimisations alone")
     parser.add_argument("--compile", action="store_true", help="torch.compile as well")
     options = parser.parse_args()
     import torch
@@ -231,12 +234,14 @@ def main() -> None:
     started = time.perf_counter()
     ost.Session(options.device).compile(graph)
     again_seconds = time.perf_counter() - started
-    switches = {
+    switches: dict[str, dict[str, bool]] = {
         "run()": {},
         "run(), no exchange": {"segment_exchange": False},
         "run(), no streams": {"stream_weights": False},
         "run(), no segments": {"segments": False},
     }
+    if options.whole:
+        switches = {"run()": {}}
     run, *others = (
         stepper(session.compile(graph, options=ost.CompileOptions(**off)) if off else compiled)
         for off in switches.values()

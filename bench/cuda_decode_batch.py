@@ -1,6 +1,6 @@
 """A decode step of several sequences at a time, of a Llama-3.2-1B-shaped model, on a GPU.
 
-    python -m bench.cuda_decode_batch [--sequences 8] [--position 512] [--json FILE]
+    python -m bench.cuda_decode_batch [--sequences 8] [--position 512] [--ways all] [--json FILE]
 
 The graph is that of :mod:`bench.cuda_decode` with a row for each sequence; all stand at the same
 position. Times are medians of single steps, the host's clock with a wait after each, by what is
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -131,7 +132,8 @@ def main() -> None:
     result: dict[str, Any] = {"sequences": options.sequences, "floor_ms": floor}
     tokens = np.arange(1, options.sequences + 1, dtype=np.int64)
     first = None
-    for name, off in WAYS.items():
+    for name in options.ways:
+        off = WAYS[name]
         session = ost.Session(options.device)
         compiled = session.compile(graph, options=ost.CompileOptions(**off))
 

@@ -115,6 +115,8 @@ def test_a_decoding_step_is_one_kernel(
     text = segment.source(CudaTarget.of_arch("sm_90"))
     compile_text(text, "sm_90")
     assert ("_touch(own" in text) is (exchange and "filled.fetch" in text)
+    # Norm weights are stages of the ring.
+    assert ("stage = ring.await();" in text) is (exchange and "filled.fetch" in text)
     expected = ost.Session("cpu").compile(graph)
     token = 1
     for position in range(6):

@@ -43,9 +43,9 @@ _RESIDENT = 2
 _RESERVED = 1 << 10
 
 #: Fields of a record before the arguments: the function, whether there is a barrier of the grid in
-#: front, the blocks that share the work (0: each has all of it), the first block that has work, and
-#: the number of blocks from there on that do.
-_FIELDS = 5
+#: front, the blocks that share the work (0: each has all of it), the first block that has work, the
+#: number of blocks from there on that do, and where its arrays begin, in units of 16 bytes.
+_FIELDS = 6
 
 #: The first field of those that become the place of the block.
 _PLACE = 2
@@ -214,16 +214,16 @@ class _Renderer:
         """Bytes before the words of the lanes that bring operands into the cache."""
         return self.variable_start + _whole(8 * len(self.segment.variables))
 
-    @property
-    def pool_start(self) -> int:
-        """Bytes before the arrays of the part that runs."""
-        return self.value_start + _whole(self.segment.block_bytes)
+    def pool_start(self, part: Part) -> int:
+        """Bytes before the arrays of a part: behind the values that the block has then."""
+        return self.value_start + _whole(part.held_bytes)
 
     @property
     def fixed_bytes(self) -> int:
         """Bytes before the ring: the tables, the values of a block, and the arrays of any part."""
-        arrays = max(function.shared_bytes for function in self.distinct)
-        return self.pool_start + _whole(arrays)
+        parts = zip(self.segment.parts, self.functions, strict=True)
+        arrays = max(self.pool_start(part) + _whole(f.shared_bytes) for part, f in parts)
+        return max(arrays, self.value_start + _whole(self.segment.block_bytes))
 
     @property
     def slot_bytes(self) -> int:
@@ -290,7 +290,6 @@ class _Renderer:
                 "    __syncthreads();",
                 f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
                 f"        ost::find_place(records + i * {self.width} + {_PLACE});",
-                f"    unsigned char* const pool = memory + {self.pool_start};",
                 *(self._ring() if self.streams else ["    __syncthreads();"]),
                 *self._parts(),
                 "}\n",
@@ -323,7 +322,8 @@ class _Renderer:
             waits = before is not None and before.level != part.level
             alone = part.everywhere and part.shares_of is None
             shared = 0 if alone else working
-            fields = [function.number, int(waits), shared, first, working, *part.arguments]
+            arrays = self.pool_start(part) // 16
+            fields = [function.number, int(waits), shared, first, working, arrays, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
         if self._fetched:
@@ -522,7 +522,9 @@ class _Renderer:
                         f"                if (further) i -= {function.repeated + 1};",
                     ]
             ring = ["ring"] * (function.stream is not None)
-            call = ", ".join([*place, "pool", *ring, *given, "variables"])
+            call = ", ".join(
+                [*place, f"memory + 16 * record[{_FIELDS - 1}]", *ring, *given, "variables"]
+            )
             lines += [*before, f"                {name}({call});", *further]
             lines.append("            break;")
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]

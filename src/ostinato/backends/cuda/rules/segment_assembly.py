@@ -166,7 +166,7 @@ class Assembly:
         # A ring takes the shared memory of a second block, which other products need.
         weights = [_weight_bytes(step.kernel) for step in steps]
         worthwhile = 2 * sum(compress(weights, streamed)) >= sum(weights)
-        parts = []
+        held, parts = self._held_at(len(steps)), []
         for number, step in enumerate(steps):
             same = None if step.call is None else self._ways.tiles_of.get(step.call)
             repeated = isinstance(step.kernel, ReceivePackets)
@@ -180,6 +180,7 @@ class Assembly:
                     None if same is None else numbers[same],
                     None if step.reader is None else numbers[step.reader],
                     step.strides,
+                    held[number],
                 )
             )
         args = tuple(
@@ -236,6 +237,14 @@ class Assembly:
         else:  # the share that a block has is not where that of the point would be
             strides = tuple(-size[1] if size else 0 for size in alone)
             yield _Step(call.kernel, tuple(operands), call, level, None, strides)
+
+    def _held_at(self, count: int) -> list[int]:
+        """By step, the end of the values that a block has."""
+        ends = [0] * count
+        for value, start in self._offsets.items():
+            for number in range(self._uses[value][0], self._uses[value][-1] + 1):
+                ends[number] = max(ends[number], start + _whole(value.size))
+        return ends
 
     def _held_bytes(self, buffer: LoweredBuffer) -> int:
         """Bytes of a value in the memory of a block, which may have a share of it."""

@@ -60,6 +60,8 @@ class Part:
         strides: by argument, elements from one share to the next; 0 where a block has memory for
             one share alone. Attention reads it where the share of its point would be, so it gets an
             address that is as much lower.
+        held_bytes: of the memory of a block for spaces, those that have values while the part runs:
+            its own arrays may be behind them.
     """
 
     kernel: CudaKernel
@@ -70,6 +72,7 @@ class Part:
     tiles_of: int | None = None
     shares_of: int | None = None
     strides: tuple[int, ...] = ()
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +114,7 @@ class SegmentKernel(CudaKernel):
                 how += f" on the blocks of part {part.tiles_of}"
             if part.shares_of is not None:
                 how += f" for the shares of part {part.shares_of}, by {part.strides}"
+            how += f", {part.held_bytes} bytes held" * (part.held_bytes > 0)
             text.line(1, f"level {part.level}{how}: {part.kernel.name}({named})")
 
     def accesses(self) -> Iterator[Access]:
