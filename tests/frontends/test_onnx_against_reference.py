@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 import ostinato as ost
 from ostinato.frontends.onnx import backend
+from tests.pairwise import pairwise
 
 RNG = np.random.default_rng(0)
 UNOPTIMISED = ost.CompileOptions(optimize=False)
@@ -79,10 +80,10 @@ def check(
 # -- losses ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@pytest.mark.parametrize("shape", [(1, 2), (3, 4, 1, 5)])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("ignored", [None, 1, -100])
+@pytest.mark.parametrize(
+    ("shape", "reduction", "weighted", "ignored"),
+    pairwise([(1, 2), (3, 4, 1, 5)], ["none", "sum", "mean"], [False, True], [None, 1, -100]),
+)
 def test_losses(shape, reduction, weighted, ignored) -> None:
     classes = RNG.integers(0, shape[1], (shape[0], *shape[2:]))
     if ignored is not None:
@@ -315,7 +316,7 @@ def test_mel_weights(sizes) -> None:
 # -- linear algebra, sequences ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, pytest.param(16, marks=pytest.mark.slow)])
 def test_determinants(size) -> None:
     x = draw(3, size, size, dtype="float64")
     check("Det", x, rtol=1e-9)

@@ -44,8 +44,19 @@ def graph(name: str, arrays: dict[str, Array]) -> ost.Graph:
     return g
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        pytest.param(
+            name,
+            level,
+            # Each format by the host's level and by one other; the rest is for make test-slow.
+            marks=[] if level in ("host", LEVELS[1 + n % 3]) else [pytest.mark.slow],
+        )
+        for n, name in enumerate(COMPUTED)
+        for level in LEVELS
+    ],
+)
 def test_levels(name: str, level: str) -> None:
     for sizes in SIZES if level == "host" else SIZES[1:3]:
         arrays = operands(name, *sizes)

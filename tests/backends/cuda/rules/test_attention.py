@@ -30,6 +30,10 @@ SHAPES = {
     "lanes": (1, 6, 2, 1, 150, 32, 32),
     "lanes of wide heads": (2, 8, 1, 1, 41, 128, 128),
     "lanes of narrow heads": (1, 3, 1, 2, 70, 8, 8),
+    "groups of warps": (1, 2, 1, 70, 140, 64, 64),
+    "groups of warps and many keys": (1, 2, 1, 40, 420, 64, 64),
+    "groups of wide heads": (1, 1, 1, 70, 75, 128, 128),
+    "two groups": (1, 4, 2, 130, 66, 80, 64),
     "no queries": (1, 2, 2, 0, 5, 8, 8),
     "no keys": (1, 2, 2, 5, 0, 8, 8),
 }
@@ -74,7 +78,9 @@ def test_shapes(session: ost.Session, shape: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("shape", ["heads", "tiles", "long", "lanes of narrow heads"])
+@pytest.mark.parametrize(
+    "shape", ["heads", "tiles", "long", "groups of warps", "lanes of narrow heads"]
+)
 def test_options(session: ost.Session, shape: str, option: str, dtype: str) -> None:
     check(session, shape, dtype, **OPTIONS[option])
 

@@ -22,6 +22,7 @@ from tests.conformance.compare import assert_close, check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.cuda_emulation.backend import TARGET
 from tests.devices.registered import open_session
+from tests.pairwise import pairwise
 
 #: Tiles in registers, tiles for tensor cores, and sums that wrap; the others take longer.
 DTYPES = (
@@ -111,9 +112,9 @@ def test_left_operands_whose_indices_take_several_statements(session: ost.Sessio
 GROUPED = ((100, 64, 64), (130, 72, 72), (190, 200, 136), (140, 328, 264))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("size", GROUPED)
-@pytest.mark.parametrize("by_rows", [False, True], ids=["by columns", "by rows"])
+@pytest.mark.parametrize(
+    ("dtype", "size", "by_rows"), pairwise(["float16", "bfloat16"], GROUPED, [False, True])
+)
 def test_groups_of_warps(
     session: ost.Session, dtype: str, size: tuple[int, int, int], by_rows: bool
 ) -> None:

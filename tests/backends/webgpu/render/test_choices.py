@@ -9,17 +9,24 @@ import pytest
 
 import ostinato as ost
 from tests.conformance.compare import assert_close
+from tests.pairwise import pairwise
 
 from .test_matmuls import check, drawn
 
 RNG = np.random.default_rng(1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint16", "int64", "uint64"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 7), (97, 5), (700, 3), (700, 90), (5003, 4000)])
-@pytest.mark.parametrize("largest", [True, False])
-def test_topk(session: ost.Session, dtype: str, n: int, k: int, largest: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "size", "largest"),
+    pairwise(
+        ["float32", "float16", "int8", "uint16", "int64", "uint64"],
+        [(1, 1), (7, 7), (97, 5), (700, 3), (700, 90), (5003, 4000)],
+        [True, False],
+    ),
+)
+def test_topk(session: ost.Session, dtype: str, size: tuple[int, int], largest: bool) -> None:
     """Many elements are equal: those at lower positions come first."""
+    n, k = size
     check(session, lambda g, x: list(g.topk(x, k, largest=largest)), drawn(dtype, 3, n))
 
 

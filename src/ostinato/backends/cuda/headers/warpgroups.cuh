@@ -54,24 +54,30 @@ inline void group_wait() {
 #endif
 }
 
-// Keeps what is done with sums in front of `group_begin` or behind `group_wait`, where this stands
-// between them.
+// Keeps what is done with registers in front of `group_begin` or behind `group_wait`, where this
+// stands between them.
 inline void group_registers(float& sum) {
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+f"(sum)::"memory");
 #endif
 }
+inline void group_registers(unsigned& pair) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(pair)::"memory");
+#endif
+}
 template <class T, int Count>
-inline void group_registers(T (&sums)[Count]) {
+inline void group_registers(T (&held)[Count]) {
 #pragma unroll
-    for (int i = 0; i < Count; i++) group_registers(sums[i]);
+    for (int i = 0; i < Count; i++) group_registers(held[i]);
 }
 
 #ifdef __CUDA_ARCH__
+#define OST_ROWS(A) "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3])
 #define OST_TILE(J) "+f"(sums[J][0]), "+f"(sums[J][1]), "+f"(sums[J][2]), "+f"(sums[J][3])
-#define OST_GROUP_64(FORMAT, OPERANDS, ...)                                                        \
+#define OST_GROUP_64(FORMAT, ADDS, OPERANDS, ...)                                                  \
     asm volatile(                                                                                  \
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, 1, 0;\n"                                           \
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                    \
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." FORMAT "." FORMAT " {"                       \
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
@@ -80,9 +86,9 @@ inline void group_registers(T (&sums)[Count]) {
         : OST_TILE(0), OST_TILE(1), OST_TILE(2), OST_TILE(3),                                      \
           OST_TILE(4), OST_TILE(5), OST_TILE(6), OST_TILE(7)                                       \
         : __VA_ARGS__)
-#define OST_GROUP_128(FORMAT, OPERANDS, ...)                                                       \
+#define OST_GROUP_128(FORMAT, ADDS, OPERANDS, ...)                                                 \
     asm volatile(                                                                                  \
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, 1, 0;\n"                                           \
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                    \
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." FORMAT "." FORMAT " {"                      \
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
@@ -95,20 +101,40 @@ inline void group_registers(T (&sums)[Count]) {
           OST_TILE(8), OST_TILE(9), OST_TILE(10), OST_TILE(11),                                    \
           OST_TILE(12), OST_TILE(13), OST_TILE(14), OST_TILE(15)                                   \
         : __VA_ARGS__)
+#define OST_ROWS_64 "{%32, %33, %34, %35}, %36, adds, 1, 1"
+#define OST_ROWS_128 "{%64, %65, %66, %67}, %68, adds, 1, 1"
 #define OST_GROUP(FORMAT, NAME)                                                                    \
-    template <bool ByRows>                                                                         \
+    template <bool ByRows, bool Adds>                                                              \
     inline void multiply_panels(                                                                   \
         float (&sums)[8][4], unsigned long long a, unsigned long long b, FORMAT                    \
     ) {                                                                                            \
-        if constexpr (ByRows) OST_GROUP_64(NAME, "%32, %33, adds, 1, 1, 0, 1", "l"(a), "l"(b));    \
-        else OST_GROUP_64(NAME, "%32, %33, adds, 1, 1, 0, 0", "l"(a), "l"(b));                     \
+        if constexpr (ByRows)                                                                      \
+            OST_GROUP_64(NAME, "%34", "%32, %33, adds, 1, 1, 0, 1", "l"(a), "l"(b), "n"(Adds));    \
+        else OST_GROUP_64(NAME, "%34", "%32, %33, adds, 1, 1, 0, 0", "l"(a), "l"(b), "n"(Adds));   \
     }                                                                                              \
-    template <bool ByRows>                                                                         \
+    template <bool ByRows, bool Adds>                                                              \
     inline void multiply_panels(                                                                   \
         float (&sums)[16][4], unsigned long long a, unsigned long long b, FORMAT                   \
     ) {                                                                                            \
-        if constexpr (ByRows) OST_GROUP_128(NAME, "%64, %65, adds, 1, 1, 0, 1", "l"(a), "l"(b));   \
-        else OST_GROUP_128(NAME, "%64, %65, adds, 1, 1, 0, 0", "l"(a), "l"(b));                    \
+        if constexpr (ByRows)                                                                      \
+            OST_GROUP_128(NAME, "%66", "%64, %65, adds, 1, 1, 0, 1", "l"(a), "l"(b), "n"(Adds));   \
+        else OST_GROUP_128(NAME, "%66", "%64, %65, adds, 1, 1, 0, 0", "l"(a), "l"(b), "n"(Adds));  \
+    }                                                                                              \
+    template <bool ByRows, bool Adds>                                                              \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[8][4], const unsigned (&a)[4], unsigned long long b, FORMAT                  \
+    ) {                                                                                            \
+        if constexpr (ByRows)                                                                      \
+            OST_GROUP_64(NAME, "%37", OST_ROWS_64 ", 1", OST_ROWS(a), "l"(b), "n"(Adds));          \
+        else OST_GROUP_64(NAME, "%37", OST_ROWS_64 ", 0", OST_ROWS(a), "l"(b), "n"(Adds));         \
+    }                                                                                              \
+    template <bool ByRows, bool Adds>                                                              \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[16][4], const unsigned (&a)[4], unsigned long long b, FORMAT                 \
+    ) {                                                                                            \
+        if constexpr (ByRows)                                                                      \
+            OST_GROUP_128(NAME, "%69", OST_ROWS_128 ", 1", OST_ROWS(a), "l"(b), "n"(Adds));        \
+        else OST_GROUP_128(NAME, "%69", OST_ROWS_128 ", 0", OST_ROWS(a), "l"(b), "n"(Adds));       \
     }
 OST_GROUP(float16_format, "f16")
 OST_GROUP(bfloat16_format, "bf16")
@@ -116,31 +142,78 @@ OST_GROUP(bfloat16_format, "bf16")
 #undef OST_GROUP_64
 #undef OST_GROUP_128
 #undef OST_TILE
+#undef OST_ROWS
+#undef OST_ROWS_64
+#undef OST_ROWS_128
+#endif
+
+// An element of the right operand; see `multiply_group`.
+template <bool ByRows>
+inline unsigned short in_right(const unsigned short* right, int k, int column, int apart) {
+    return ByRows ? right[column / panel * apart + in_panel(k, column % panel)]
+                  : right[in_panel(column, k)];
+}
+
+#ifdef __CUDA_ARCH__
+template <bool ByRows>
+inline unsigned long long right_panels(const unsigned short* right, int k, int apart) {
+    return panels_at(right + (ByRows ? k * panel : k), apart);
+}
 #endif
 
 // Adds the product of 64 rows of 16 elements and 16 rows of 8 `Tiles` columns to the group's sums;
 // each warp has 16 rows, and each tile is as `multiply_tiles` has it. The group goes on meanwhile.
+// Unless it `Adds`, the product takes the place of the sums.
 // `left` and `right` are the first line of panels, and the products begin at `k`. Where the right
 // panels are by rows, `apart` elements are between their first ones.
-template <bool ByRows, int Tiles, class Format>
+template <bool ByRows, bool Adds = true, int Tiles, class Format>
 inline void multiply_group(
     float (&sums)[Tiles][4], const unsigned short* left, const unsigned short* right, int k,
     int apart, Format format
 ) {
 #ifdef __CUDA_ARCH__
-    const unsigned short* const first = right + (ByRows ? k * panel : k);
-    multiply_panels<ByRows>(sums, panels_at(left + k, 0), panels_at(first, apart), format);
+    const unsigned long long b = right_panels<ByRows>(right, k, apart);
+    multiply_panels<ByRows, Adds>(sums, panels_at(left + k, 0), b, format);
 #else
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     for (int j = 0; j < Tiles; j++) {
         for (int e = 0; e < 4; e++) {
             const int row = warp * 16 + lane / 4 + e / 2 * 8, column = j * 8 + lane % 4 * 2 + e % 2;
+            if (!Adds) sums[j][e] = 0;
             for (int i = k; i < k + 16; i++) {
-                const unsigned short* const from =
-                    ByRows ? right + column / panel * apart + in_panel(i, column % panel)
-                           : right + in_panel(column, i);
-                const float x = format.value(left[in_panel(row, i)]);
-                sums[j][e] = fmaf(x, format.value(*from), sums[j][e]);
+                const float x = Format::value(left[in_panel(row, i)]);
+                const float y = Format::value(in_right<ByRows>(right, i, column, apart));
+                sums[j][e] = fmaf(x, y, sums[j][e]);
+            }
+        }
+    }
+#endif
+}
+
+// The same with the rows in registers, as `multiply_tiles` has them.
+template <bool ByRows, bool Adds = true, int Tiles, class Format>
+inline void multiply_group(
+    float (&sums)[Tiles][4], const unsigned (&left)[4], const unsigned short* right, int k,
+    int apart, Format format
+) {
+#ifdef __CUDA_ARCH__
+    multiply_panels<ByRows, Adds>(sums, left, right_panels<ByRows>(right, k, apart), format);
+#else
+    const int lane = threadIdx.x % 32;
+    for (int j = 0; j < Tiles && !Adds; j++) {
+        for (int e = 0; e < 4; e++) sums[j][e] = 0;
+    }
+    for (int i = 0; i < 16; i++) {
+        for (int half = 0; half < 2; half++) {
+            const unsigned pair =
+                __shfl_sync(0xFFFFFFFFu, left[i / 8 * 2 + half], lane / 4 * 4 + i % 8 / 2);
+            const float x = Format::value(pair >> i % 2 * 16 & 0xFFFFu);
+            for (int j = 0; j < Tiles; j++) {
+                for (int e = 0; e < 2; e++) {
+                    const int column = j * 8 + lane % 4 * 2 + e;
+                    const float y = Format::value(in_right<ByRows>(right, k + i, column, apart));
+                    sums[j][2 * half + e] = fmaf(x, y, sums[j][2 * half + e]);
+                }
             }
         }
     }

@@ -18,9 +18,11 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.attention_products import CHUNK, PANEL, Block, products
 from ostinato.backends.cuda.render.attention_rows import score_text
-from ostinato.backends.cuda.render.attention_tiles import key_range, loads_of, query_pairs
+from ostinato.backends.cuda.render.attention_tiles import key_range, loads_of
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.packed_stores import Results, packed_stores, store_lanes
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.records import dataclass
 from ostinato.variables import bounds, coefficient
@@ -38,9 +40,6 @@ __all__ = ["fits", "launch", "source"]
 #: Keys of a tile.
 _KEYS = 64
 
-#: Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts.
-_CHUNK = 8
-
 #: Keys, and rows, from which on their numbers might not be ints.
 _MOST = 1 << 30
 
@@ -55,33 +54,15 @@ _LOG2E = math.log2(math.e)
 #: Powers of 2 by which weights may exceed 1.
 _SLACK = "8.0f"
 
+#: The shapes of blocks, largest first, and those of groups of warps.
+_BLOCKS = (Block(4, 2), Block(4, 1), Block(2, 1))
+_GROUPS = (Block(8, 1, groups=True), Block(4, 1, groups=True))
 
-@dataclass(frozen=True)
-class _Block:
-    """The shape of a block.
-
-    Attributes:
-        warps: of the block.
-        tiles: of 16 rows that a warp has.
-    """
-
-    warps: int
-    tiles: int
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    @property
-    def rows(self) -> int:
-        return 16 * self.warps * self.tiles
-
-
-#: The shapes of blocks, largest first.
-_BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
+#: Warps of a multiprocessor whose rows are narrow, and wide, where groups of warps multiply.
+_NARROW_WARPS, _WIDE_WARPS = 16, 8
 
 _BODY = Template("""\
-    extern __shared__ __align__(16) unsigned char ${name}_memory[];
+    extern __shared__ __align__(1024) unsigned char ${name}_memory[];
     unsigned short* const stages = (unsigned short*)${name}_memory;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const long long row_blocks = (rows + $block - 1) / $block;
@@ -101,23 +82,7 @@ $certain
             certain = $unsure;
         }
         const long long own_row = first_row + warp * $own_rows + g;
-        unsigned query[$tiles][$depth / 16][4];
-#pragma unroll
-        for (int r = 0; r < $tiles; r++) {
-#pragma unroll
-            for (int i = 0; i < $depth / 16; i++) {
-#pragma unroll
-                for (int part = 0; part < 4; part++) {
-                    const long long m = own_row + r * 16 + part % 2 * 8;
-                    unsigned short pair[2] = {};
-                    if (m < rows) {
-                        const long long d = i * 16 + part / 2 * 8 + t * 2;
-$query
-                    }
-                    query[r][i][part] = pair[0] | (unsigned)pair[1] << 16;
-                }
-            }
-        }
+$queries
         float sums[$tiles][$features / 8][4] = {}, greatest[$tiles][2], totals[$tiles][2] = {};
 #pragma unroll
         for (int r = 0; r < $tiles; r++)
@@ -133,42 +98,25 @@ $value_sources
 $load_keys
 $load_values
         };
-        for (int number = 0; number < $stages - 1; number++) {
+        for (int number = 0; number < $ahead; number++) {
             if (number < tiles)
                 load(number);
             ost::copy_commit();
         }
         for (int number = 0; number < tiles; number++) {
-            ost::copy_wait<$stages - 2>();
+            ost::copy_wait<$ahead - 1>();
+$show
             __syncthreads();  // so all warps are done with the tile that the next one replaces
-            if (number + $stages - 1 < tiles)
-                load(number + $stages - 1);
+            if (number + $ahead < tiles)
+                load(number + $ahead);
             ost::copy_commit();
             const unsigned short* const loaded_keys = stages + number % $stages * $stage;
-            const unsigned short* const loaded_values = loaded_keys + $key_elements;
-            float scores[$tiles][$keys / 8][4] = {};
-#pragma unroll
-            for (int i = 0; i < $depth / 16; i++) {
-#pragma unroll
-                for (int j = 0; j < $keys / 16; j++) {
-                    unsigned b[4];
-                    ost::load_matrices(
-                        b,
-                        loaded_keys + (j * 16 + lane / 16 * 8 + lane % 8) * $key_pitch + i * 16
-                            + lane / 8 % 2 * 8
-                    );
-#pragma unroll
-                    for (int r = 0; r < $tiles; r++) {
-                        ost::multiply_tiles(
-                            scores[r][2 * j], query[r][i], b[0], b[1], ost::${format}_format()
-                        );
-                        ost::multiply_tiles(
-                            scores[r][2 * j + 1], query[r][i], b[2], b[3], ost::${format}_format()
-                        );
-                    }
-                }
-            }
+            [[maybe_unused]] const unsigned short* const loaded_values =
+                loaded_keys + $key_elements;
+            float scores[$tiles][$keys / 8][4]$cleared;
+$multiply_queries
             const long long start = low + (long long)number * $keys;
+            float correction[$tiles][2];
 $score
 #pragma unroll
             for (int r = 0; r < $tiles; r++) {
@@ -188,54 +136,31 @@ $score
                         most = greatest[r][half];
                     const float shift = most == $minus_infinity ? 0 : -most * $exponent;
                     const float fall = (greatest[r][half] - most) * $exponent;
-                    const float correction =
-                        greatest[r][half] == most ? 1 : ost::exp2_of_score(fall);
+                    correction[r][half] = greatest[r][half] == most ? 1 : ost::exp2_of_score(fall);
                     greatest[r][half] = most;
-                    totals[r][half] *= correction;
+                    totals[r][half] *= correction[r][half];
 #pragma unroll
                     for (int j = 0; j < $keys / 4; j++) {
                         float* const score = &scores[r][j / 2][2 * half + j % 2];
                         *score = ost::exp2_of_score(ost::add_product(*score, $exponent, shift));
                         totals[r][half] += *score;
                     }
-                    if (__any_sync(0xFFFFFFFFu, correction != 1)) {
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < $tiles; r++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    if (__any_sync(0xFFFFFFFFu, correction[r][half] != 1)) {
 #pragma unroll
                         for (int j = 0; j < $features / 4; j++)
-                            sums[r][j / 2][2 * half + j % 2] *= correction;
+                            sums[r][j / 2][2 * half + j % 2] *= correction[r][half];
                     }
                 }
             }
-#pragma unroll
-            for (int i = 0; i < $keys / 16; i++) {
-                unsigned a[$tiles][4];
-#pragma unroll
-                for (int r = 0; r < $tiles; r++) {
-#pragma unroll
-                    for (int part = 0; part < 4; part++) {
-                        const float* const pair = &scores[r][2 * i + part / 2][part % 2 * 2];
-                        a[r][part] = ost::pair_bits(pair[0], pair[1], ost::${format}_format());
-                    }
-                }
-#pragma unroll
-                for (int j = 0; j < $features / 16; j++) {
-                    unsigned b[4];
-                    ost::load_transposed(
-                        b,
-                        loaded_values + (i * 16 + lane % 16) * $value_pitch + j * 16
-                            + lane / 16 * 8
-                    );
-#pragma unroll
-                    for (int r = 0; r < $tiles; r++) {
-                        ost::multiply_tiles(
-                            sums[r][2 * j], a[r], b[0], b[1], ost::${format}_format()
-                        );
-                        ost::multiply_tiles(
-                            sums[r][2 * j + 1], a[r], b[2], b[3], ost::${format}_format()
-                        );
-                    }
-                }
-            }
+$multiply_weights
         }
+$end
         ost::copy_wait<0>();
 #pragma unroll
         for (int r = 0; r < $tiles; r++) {
@@ -248,9 +173,7 @@ $score
                 const long long m = own_row + r * 16 + half * 8;
                 if (m < rows) {
 #pragma unroll
-                    for (int j = 0; j < $features / 4; j++) {
-                        const long long n = j / 2 * 8 + t * 2 + j % 2;
-                        const float total = sums[r][j / 2][2 * half + j % 2] * factor;
+                    for (int j = 0; j < $features / 8; j++) {
 $store
                     }
                 }
@@ -275,6 +198,22 @@ _LONGEST_FIRST = Template("""\
         const long long first_row = apart
             ? number % heads * length + (head_blocks - 1 - item / (points * heads)) * $block
             : (row_blocks - 1 - item % row_blocks) * $block;""")
+
+#: Stores of two neighbouring features, together and one by one.
+_STORED_PAIR = Template("""\
+                        const long long n = j * 8 + t * 2;
+                        ost::pack<float, 2> totals_of_pair;
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            totals_of_pair.at[e] = sums[r][j][2 * half + e] * factor;
+$store""")
+_STORED_SINGLY = Template("""\
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const long long n = j * 8 + t * 2 + e;
+                            const float total = sums[r][j][2 * half + e] * factor;
+$store
+                        }""")
 
 #: Leaves out the keys that a row does not attend to, of products that are scores.
 _PLAIN = Template("""\
@@ -339,7 +278,7 @@ _CHUNKS = Template("""\
                 const int place = chunk % ($length / $chunk) * $chunk;
                 if ($whole || line < $keys)
                     ost::copy_async(
-                        loaded_${what}s + line * $pitch + place,
+                        loaded_${what}s + $slot,
                         ${what}_from[i] + number * ${what}_step, line < left
                     );
             }""")
@@ -354,60 +293,76 @@ def fits(attention: AttentionKernel) -> bool:
 
 def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for some rows, or a few waves."""
-    block = _block(attention)
+    block = _block(attention, target)
     row_blocks = -(-max_extent(attention.spec.m) // block.rows)
     blocks = bounds(attention.points)[1] * row_blocks
-    stages = _stages(attention) * 2 * _KEYS * sum(_pitches(attention))
+    pitches = _pitches(attention, block)
+    elements = _stages(attention, block) * _KEYS * sum(pitches)
+    if block.groups:
+        elements += block.rows * pitches[0]
     early = target.starts_kernels_early
-    return Launch(grid_of(blocks, target), block.threads, stages, programmatic=early)
+    return Launch(grid_of(blocks, target), block.threads, 2 * elements, programmatic=early)
 
 
 def source(attention: AttentionKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel."""
-    spec, block = attention.spec, _block(attention)
+    spec, block = attention.spec, _block(attention, target)
     frame = Frame(attention, spec.operands, [spec.store])
     batch, names = frame.unravel(spec.batch, "point", 2)
     names |= {spec.m: "m", spec.key: "key", spec.depth: "d", spec.column: "n"}
     key_load, value_load = loads_of(attention)
     assert key_load is not None
     assert value_load is not None
-    key_pitch, value_pitch = _pitches(attention)
-    key_sources, load_keys = _chunks(frame, attention, key_load, "key", spec.depth, names)
-    value_sources, load_values = _chunks(frame, attention, value_load, "value", spec.column, names)
-    places = {"keys": _KEYS, "tiles": block.tiles, "minus_infinity": _MINUS_INFINITY}
+    chunks = _Chunks(frame, attention, block, names)
+    key_sources, load_keys = chunks.text(key_load, "key", spec.depth)
+    value_sources, load_values = chunks.text(value_load, "value", spec.column)
+    key_pitch, value_pitch = _pitches(attention, block)
+    stages = _stages(attention, block)
+    places: dict[str, object] = {
+        "keys": _KEYS,
+        "tiles": block.tiles,
+        "minus_infinity": _MINUS_INFINITY,
+        "depth": max_extent(spec.depth),
+        "features": attention.features,
+        "key_pitch": key_pitch,
+        "value_pitch": value_pitch,
+        "format": spec.q.dtype.name,
+        "stages": stages,
+        "key_elements": _KEYS * key_pitch,
+        "stage": _KEYS * (key_pitch + value_pitch),
+    }
     if _plain(attention):
         limits, holds = _limits(attention)
         score = _PLAIN.substitute(places, limits=limits, holds=holds)
     else:
         found = score_text(attention, frame, names, 7, "product", "score")
         score = _GENERAL.substitute(places, score=found)
+    made = products(attention, block, frame, names, places)
     body = _BODY.substitute(
         places,
         name=attention.name,
         block=block.rows,
         own_rows=16 * block.tiles,
-        depth=max_extent(spec.depth),
-        features=attention.features,
         batch=batch,
         order=(_LONGEST_FIRST if spec.causal else _IN_ORDER).substitute(block=block.rows),
         range=key_range(attention),
         certain=_certain(attention),
         unsure="0" if spec.causal or spec.window is not None else "keys",
-        query=query_pairs(attention, frame, names, 6),
+        queries=made.queries,
         key_sources=key_sources,
         value_sources=value_sources,
         load_keys=load_keys,
         load_values=load_values,
-        stages=_stages(attention),
-        stage=_KEYS * (key_pitch + value_pitch),
-        key_elements=_KEYS * key_pitch,
-        key_pitch=key_pitch,
-        value_pitch=value_pitch,
-        format=spec.q.dtype.name,
+        show=made.show,
+        cleared=made.cleared,
+        multiply_queries=made.scores,
+        multiply_weights=made.sums,
+        end=made.end,
+        ahead=stages - (2 if block.groups else 1),
         score=score,
         slack=_SLACK,
         exponent=f"{_LOG2E * (spec.scale if _plain(attention) else 1)!r}f",
-        store=frame.stores([spec.store], spec.acc, 6, names, "total"),
+        store=_store(attention, frame, names),
     )
     sizes = {
         "points": attention.points,
@@ -416,26 +371,57 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "length": spec.length,
     }
     early = target.starts_kernels_early
-    return function(attention, body, sizes, block.threads, early=early)
+    warps = _WIDE_WARPS if _is_wide(attention) else _NARROW_WARPS
+    return function(
+        attention,
+        body,
+        sizes,
+        block.threads,
+        before='#include "warpgroups.cuh"\n' if block.groups else "",
+        resident=warps // block.warps if block.groups else 1,
+        early=early,
+    )
 
 
 _MINUS_INFINITY = "ost::number<float>::least()"
 
 
-def _block(attention: AttentionKernel) -> _Block:
+def _store(attention: AttentionKernel, frame: Frame, names: Mapping[Symbol, str]) -> str:
+    """Statements that store two neighbouring features of a row."""
+    spec = attention.spec
+    results = Results(attention.args, [spec.store], spec.column, spec.acc)
+    if store_lanes(results) > 1:
+        stored = packed_stores(frame, results, 2, 6, names, "totals_of_pair")
+        return _STORED_PAIR.substitute(store=stored)
+    stored = frame.stores([spec.store], spec.acc, 7, names, "total")
+    return _STORED_SINGLY.substitute(store=stored)
+
+
+def _block(attention: AttentionKernel, target: CudaTarget) -> Block:
     """The shape of blocks: the largest that registers hold of which there are enough."""
-    wide = max(max_extent(attention.spec.depth), attention.features) > _KEYS
-    *larger, smallest = _BLOCKS[1:] if wide else _BLOCKS
-    for block in larger:
+
+    def enough(block: Block, least: int) -> bool:
         row_blocks = -(-max_extent(attention.spec.m) // block.rows)
-        if bounds(attention.points)[1] * row_blocks >= _FILLED:
-            return block
-    return smallest
+        return bounds(attention.points)[1] * row_blocks >= least
+
+    if target.multiplies_by_groups and attention.features in (PANEL, 2 * PANEL):
+        large, small = _GROUPS
+        if enough(small, target.multiprocessors):
+            return large if enough(large, 2 * target.multiprocessors) else small
+    *larger, smallest = _BLOCKS[1:] if _is_wide(attention) else _BLOCKS
+    return next((block for block in larger if enough(block, _FILLED)), smallest)
 
 
-def _stages(attention: AttentionKernel) -> int:
+def _is_wide(attention: AttentionKernel) -> bool:
+    """Whether queries or values take more than half of what registers hold of them."""
+    return max(max_extent(attention.spec.depth), attention.features) > _KEYS
+
+
+def _stages(attention: AttentionKernel, block: Block) -> int:
     """Tiles in shared memory, of which two blocks have room; any GPU has it for two tiles."""
-    tile = 2 * _KEYS * sum(_pitches(attention))
+    tile = 2 * _KEYS * sum(_pitches(attention, block))
+    if block.groups:
+        return max(3, min(4, _SHARED_BYTES // tile))
     return max(2, min(3, _SHARED_BYTES // tile))
 
 
@@ -445,9 +431,12 @@ def _plain(attention: AttentionKernel) -> bool:
     return spec.mask is None and spec.softcap is None and spec.scale > 0
 
 
-def _pitches(attention: AttentionKernel) -> tuple[int, int]:
+def _pitches(attention: AttentionKernel, block: Block) -> tuple[int, int]:
     """Elements from one key, and from one value, to the next in shared memory."""
-    return max_extent(attention.spec.depth) + _CHUNK, attention.features + _CHUNK
+    depth, features = max_extent(attention.spec.depth), attention.features
+    if block.groups:
+        return -(-depth // PANEL) * PANEL, features
+    return depth + CHUNK, features + CHUNK
 
 
 def _certain(attention: AttentionKernel) -> str:
@@ -472,34 +461,47 @@ def _limits(attention: AttentionKernel) -> tuple[str, str]:
     return text, " && ".join(holds)
 
 
-def _chunks(
-    frame: Frame,
-    attention: AttentionKernel,
-    load: Load,
-    what: str,
-    along: Symbol,
-    names: Mapping[Symbol, str],
-) -> tuple[str, str]:
-    """Statements that find where chunks come from, and that load a tile of them."""
-    length, threads = max_extent(along), _block(attention).threads
-    chunks = _KEYS * length // _CHUNK
-    step = coefficient(load.index, attention.spec.key)
-    assert step is not None
-    point = frame.point(3, names)
-    point.writer.line(f"{what}_from[i] = b{load.buffer} + {point.index(load.index)};")
-    steps = frame.point(2, names)
-    steps.writer.line(f"const long long {what}_step = {steps.index(step[0] * _KEYS)};")
-    values: dict[str, object] = {
-        "what": what,
-        "count": -(-chunks // threads),
-        "threads": threads,
-        "length": length,
-        "chunk": _CHUNK,
-        "keys": _KEYS,
-        "pitch": length + _CHUNK,
-        "whole": str(chunks % threads == 0).lower(),
-        "along": names[along],
-        "place": point.text,
-        "step": steps.text,
-    }
-    return _SOURCES.substitute(values), _CHUNKS.substitute(values)
+@dataclass(frozen=True)
+class _Chunks:
+    """Statements that load tiles of keys and values.
+
+    Attributes:
+        frame: of the kernel.
+        attention: the kernel.
+        block: the shape of its blocks.
+        names: by axis, the variable that has its value.
+    """
+
+    frame: Frame
+    attention: AttentionKernel
+    block: Block
+    names: Mapping[Symbol, str]
+
+    def text(self, load: Load, what: str, along: Symbol) -> tuple[str, str]:
+        """Statements that find where chunks come from, and that load a tile of them."""
+        length, threads = max_extent(along), self.block.threads
+        chunks = _KEYS * length // CHUNK
+        step = coefficient(load.index, self.attention.spec.key)
+        assert step is not None
+        point = self.frame.point(3, self.names)
+        point.writer.line(f"{what}_from[i] = b{load.buffer} + {point.index(load.index)};")
+        steps = self.frame.point(2, self.names)
+        steps.writer.line(f"const long long {what}_step = {steps.index(step[0] * _KEYS)};")
+        slot = f"line * {length + CHUNK} + place"
+        if self.block.groups:
+            first = f"place / ost::panel * {_KEYS} * ost::panel"
+            slot = f"{first} + ost::in_panel(line, place % ost::panel)"
+        values: dict[str, object] = {
+            "what": what,
+            "count": -(-chunks // threads),
+            "threads": threads,
+            "length": length,
+            "chunk": CHUNK,
+            "keys": _KEYS,
+            "slot": slot,
+            "whole": str(chunks % threads == 0).lower(),
+            "along": self.names[along],
+            "place": point.text,
+            "step": steps.text,
+        }
+        return _SOURCES.substitute(values), _CHUNKS.substitute(values)

@@ -1,8 +1,8 @@
-"""The epilogue of a matmul for several neighbouring columns at once."""
+"""Stores of sums, with what is done to them first, for several neighbouring columns at once."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.backends.common.clike.runs import loads_along
 from ostinato.backends.common.clike.scopes import Index
@@ -15,24 +15,44 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.backends.cuda.render.frame import Frame
-    from ostinato.backends.cuda.rules.product import Matmul
-    from ostinato.lower.loopir.nodes import Store
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.nodes import Arg, Store
     from ostinato.variables import Symbol
 
-__all__ = ["packed_stores", "store_lanes"]
+__all__ = ["Results", "packed_stores", "store_lanes"]
 
 
-def store_lanes(matmul: Matmul) -> int:
+class Results(NamedTuple):
+    """The results of a kernel that makes sums.
+
+    Attributes:
+        args: of the kernel.
+        stores: of the results.
+        column: the axis of neighbouring sums.
+        acc: the dtype of sums.
+    """
+
+    args: Sequence[Arg]
+    stores: Sequence[Store]
+    column: Symbol
+    acc: DType
+
+    @property
+    def dtypes(self) -> list[DType]:
+        """The dtypes of the kernel's arguments."""
+        return [arg.dtype for arg in self.args]
+
+
+def store_lanes(results: Results) -> int:
     """The columns of a result that a thread may store at once; 1: one by one."""
-    stage = Stage((matmul.n,), matmul.stores)
-    return widest_pack(
-        stage, matmul.n, [arg.dtype for arg in matmul.args], _dependences(matmul.stores)
-    )
+    stores, column = tuple(results.stores), results.column
+    stage = Stage((column,), stores)
+    return widest_pack(stage, column, results.dtypes, _dependences(stores))
 
 
 def packed_stores(
     frame: Frame,
-    matmul: Matmul,
+    results: Results,
     lanes: int,
     depth: int,
     names: Mapping[Symbol, str],
@@ -42,7 +62,7 @@ def packed_stores(
 
     Args:
         frame: of the kernel.
-        matmul: the kernel.
+        results: its results.
         lanes: see :func:`store_lanes`.
         depth: of the statements, in blocks.
         names: by axis, the variable that has its value, of columns the first one's.
@@ -50,37 +70,39 @@ def packed_stores(
     """
     point = frame.point(depth, names)
     writer, scalars, dialect = point.writer, point.scalars, point.scalars.code.dialect
-    dtypes, column = [arg.dtype for arg in matmul.args], point.scope.symbols[matmul.n]
+    dtypes, column = results.dtypes, point.scope.symbols[results.column]
+    stores = results.stores
 
     def pack(buffer: int) -> str:
         return f"ost::pack<{dialect.memory_type(dtypes[buffer])}, {lanes}>"
 
     loads = []
-    for load in loads_along(matmul.stores, matmul.n, _dependences(matmul.stores)) or ():
+    for load in loads_along(stores, results.column, _dependences(stores)) or ():
         name, type_ = writer.fresh("w"), pack(load.buffer)
         writer.line(
             f"const {type_} {name} = {type_}::load(b{load.buffer} + {point.index(load.index)});"
         )
         loads.append((load, name))
-    results = [writer.fresh("w") for _ in matmul.stores]
-    for store, name in zip(matmul.stores, results, strict=True):
+    stored = [writer.fresh("w") for _ in stores]
+    for store, name in zip(stores, stored, strict=True):
         writer.line(f"{pack(store.buffer)} {name};")
     lane = writer.fresh("l")
     writer.line("#pragma unroll")
     with writer.block(f"for (int {lane} = 0; {lane} < {lanes}; ++{lane})"):
-        inside = point.scope.child({matmul.n: Index(f"({column.text} + {lane})", column.wide)})
+        index = Index(f"({column.text} + {lane})", column.wide)
+        inside = point.scope.child({results.column: index})
         for load, name in loads:
             element = dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
             inside.values[id(load)] = scalars.code.keep(load.dtype, element)
-        total = CValue(scalars.code, f"{totals}.at[{lane}]", matmul.acc)
-        for store, name in zip(matmul.stores, results, strict=True):
+        total = CValue(scalars.code, f"{totals}.at[{lane}]", results.acc)
+        for store, name in zip(stores, stored, strict=True):
             for scalar in reached(roots(store)):
                 if isinstance(scalar, Accumulator):
                     inside.values[id(scalar)] = total
             dtype = dtypes[store.buffer]
             value = scalars.value(store.value, inside).astype(dtype)
             writer.line(f"{name}.at[{lane}] = {dialect.to_memory(value.text, dtype)};")
-    for store, name in zip(matmul.stores, results, strict=True):
+    for store, name in zip(stores, stored, strict=True):
         writer.line(f"{name}.store(b{store.buffer} + {point.index(store.index)});")
     return point.text
 

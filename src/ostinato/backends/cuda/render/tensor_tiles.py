@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
-from ostinato.backends.cuda.render.packed_stores import packed_stores, store_lanes
+from ostinato.backends.cuda.render.packed_stores import Results, packed_stores, store_lanes
 from ostinato.backends.cuda.render.sums import matmul_sizes, runs_along, stores_along_rows
 from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
@@ -324,7 +324,8 @@ class Renderer:
         self.matmul = matmul
         self.frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
         self.target = target
-        self.lanes = 1 if stores_along_rows(matmul) else store_lanes(matmul)
+        self.results = Results(matmul.args, matmul.stores, matmul.n, matmul.acc)
+        self.lanes = 1 if stores_along_rows(matmul) else store_lanes(self.results)
         self.left_run = self._chunks(matmul.a, matmul.k[-1])
         self.right_run = self._chunks(matmul.b, matmul.k[-1])
         self.by_rows = self.right_run is None
@@ -483,7 +484,7 @@ class Renderer:
             "index": "long long" if max(places) >= _INT32 else "int",
         }
         if self.lanes > 1:
-            store = packed_stores(frame, matmul, self.lanes, 4, names, "totals")
+            store = packed_stores(frame, self.results, self.lanes, 4, names, "totals")
             return _PACKED.substitute(values, lanes=self.lanes, store=store)
         by_row = (f"i % {tile.rows}", f"i / {tile.rows}")
         by_column = (f"i / {tile.columns}", f"i % {tile.columns}")
