@@ -28,7 +28,7 @@ from ostinato.tools.timing import Timing, interleave
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], Array]
-#: What makes our call, and what makes the hand-written one: each places its own arrays.
+#: Functions that make our call and the hand-written one: each places its own arrays.
 Makers = tuple[Callable[[], Call], Callable[[], Call]]
 
 RNG = np.random.default_rng(0)
