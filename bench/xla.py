@@ -1,9 +1,10 @@
 """Time the device "xla" next to hand-written ``jax.jit`` of the same networks.
 
 An encoder as BERT's, a perceptron of three layers, and a step of a decoder with its cache. Both
-sides take NumPy arrays and give NumPy arrays, in turns of a few calls.
+sides take NumPy arrays and give NumPy arrays, in turns of a few calls; ``tiny`` adds one to four
+numbers, which shows the time of a call.
 
-    python -m bench.xla [--seconds 4] [--remark TEXT] [--json FILE]
+    python -m bench.xla [--seconds 4] [--places 6] [--remark TEXT] [--json FILE]
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jax
@@ -22,10 +24,12 @@ import numpy as np
 
 import ostinato as ost
 from ostinato.ir.graph import Value
-from ostinato.tools.timing import interleave
+from ostinato.tools.timing import Timing, interleave
 
 Array = np.ndarray[Any, Any]
-Pair = tuple[Callable[[], Array], Callable[[], Array]]
+Call = Callable[[], Array]
+#: Functions that make our call and the hand-written one: each places its own arrays.
+Makers = tuple[Callable[[], Call], Callable[[], Call]]
 
 RNG = np.random.default_rng(0)
 
@@ -40,7 +44,7 @@ def weights(**shapes: tuple[int, ...]) -> dict[str, Array]:
 # -- a perceptron ----------------------------------------------------------------------------------
 
 
-def perceptron(rows: int = 64, width: int = 1024, layers: int = 3) -> Pair:
+def perceptron(rows: int = 64, width: int = 1024, layers: int = 3) -> Makers:
     """``gelu(x @ w + b)``, layer after layer."""
     params = weights(
         **{f"w{i}": (width, width) for i in range(layers)},
@@ -53,7 +57,10 @@ def perceptron(rows: int = 64, width: int = 1024, layers: int = 3) -> Pair:
         w, b = (g.param(f"{n}{i}", params[f"{n}{i}"].shape) for n in "wb")
         y = g.gelu(g.matmul(y, w) + b)
     g.set_outputs([y])
-    compiled = ost.Session("xla").compile(g, params)
+
+    def ours() -> Call:
+        compiled = ost.Session("xla").compile(g, params)
+        return lambda: compiled.run({"x": x})[0]
 
     @jax.jit
     def theirs(params: Any, x: Any) -> Any:
@@ -61,8 +68,11 @@ def perceptron(rows: int = 64, width: int = 1024, layers: int = 3) -> Pair:
             x = jax.nn.gelu(x @ params[f"w{i}"] + params[f"b{i}"], approximate=False)
         return x
 
-    held = jax.device_put(params)
-    return lambda: compiled.run({"x": x})[0], lambda: np.asarray(theirs(held, x))
+    def written() -> Call:
+        held = jax.device_put(params)
+        return lambda: np.asarray(theirs(held, x))
+
+    return ours, written
 
 
 # -- an encoder ------------------------------------------------------------------------------------
@@ -79,7 +89,7 @@ def encoder_weights(width: int, layers: int) -> dict[str, Array]:
     return weights(**shapes)
 
 
-def encoder(length: int = 128, width: int = 384, layers: int = 6, heads: int = 12) -> Pair:
+def encoder(length: int = 128, width: int = 384, layers: int = 6, heads: int = 12) -> Makers:
     """As BERT, with its layer norms behind the sums."""
     params = encoder_weights(width, layers)
     x = RNG.normal(size=(length, width)).astype(np.float32)
@@ -98,7 +108,10 @@ def encoder(length: int = 128, width: int = 384, layers: int = 6, heads: int = 1
         h = g.matmul(g.gelu(g.matmul(y, p[f"up{i}"])), p[f"down{i}"])
         y = g.layer_norm(y + h, p[f"s2_{i}"], p[f"t2_{i}"], eps=1e-5)
     g.set_outputs([y])
-    compiled = ost.Session("xla").compile(g, params)
+
+    def ours() -> Call:
+        compiled = ost.Session("xla").compile(g, params)
+        return lambda: compiled.run({"x": x})[0]
 
     def norm(x: Any, scale: Any, shift: Any) -> Any:
         mean = x.mean(-1, keepdims=True)
@@ -118,22 +131,25 @@ def encoder(length: int = 128, width: int = 384, layers: int = 6, heads: int = 1
             y = norm(y + h, p[f"s2_{i}"], p[f"t2_{i}"])
         return y
 
-    held = jax.device_put(params)
-    return lambda: compiled.run({"x": x})[0], lambda: np.asarray(theirs(held, x))
+    def written() -> Call:
+        held = jax.device_put(params)
+        return lambda: np.asarray(theirs(held, x))
+
+    return ours, written
 
 
 # -- a step of a decoder ---------------------------------------------------------------------------
 
 
-def decoder(length: int = 512, width: int = 512, layers: int = 4, heads: int = 8) -> Pair:
+def decoder(length: int = 512, width: int = 512, layers: int = 4, heads: int = 8) -> Makers:
     """One token after another, its keys and values appended to caches that stay on the device."""
     params = weights(**{f"{n}{i}": (width, width) for i in range(layers) for n in "qkvo"})
     size, shape = width // heads, (heads, length, width // heads)
     g = ost.Graph("decoder")
     p = {name: g.param(name, array.shape) for name, array in params.items()}
     y: Value = g.input("x", (1, width))
-    at = g.input("at", (), "int64")
-    seen = g.less_equal(g.iota((1, length), 1, "int64"), at)
+    at = g.input("at", (), "int32")
+    seen = g.less_equal(g.iota((1, length), 1, "int32"), at)
     for i in range(layers):
         q, k, v = (g.reshape(g.matmul(y, p[f"{n}{i}"]), (heads, 1, size)) for n in "qkv")
         caches = []
@@ -146,7 +162,12 @@ def decoder(length: int = 512, width: int = 512, layers: int = 4, heads: int = 8
         chosen = g.softmax(g.where(seen, scores, -math.inf), -1)
         y = y + g.matmul(g.reshape(g.matmul(chosen, values), (1, width)), p[f"o{i}"])
     g.set_outputs([y])
-    compiled = ost.Session("xla").compile(g, params)
+    x = RNG.normal(size=(1, width)).astype(np.float32)
+    position = np.array(length // 2, np.int32)
+
+    def ours() -> Call:
+        compiled = ost.Session("xla").compile(g, params)
+        return lambda: compiled.run({"x": x, "at": position})[0]
 
     @partial(jax.jit, donate_argnums=1)
     def theirs(p: Any, caches: Any, y: Any, at: Any) -> Any:
@@ -162,40 +183,85 @@ def decoder(length: int = 512, width: int = 512, layers: int = 4, heads: int = 8
             following.append((keys, values))
         return y, following
 
-    held = jax.device_put(params)
-    kept = [[(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(layers)]]
-    x = RNG.normal(size=(1, width)).astype(np.float32)
-    at_mine, at_theirs = np.array(length // 2), np.array(length // 2, np.int32)
+    def written() -> Call:
+        held = jax.device_put(params)
+        kept = [[(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(layers)]]
 
-    def step() -> Array:
-        y, kept[0] = theirs(held, kept[0], x, at_theirs)
-        return np.asarray(y)
+        def step() -> Array:
+            y, kept[0] = theirs(held, kept[0], x, position)
+            return np.asarray(y)
 
-    return lambda: compiled.run({"x": x, "at": at_mine})[0], step
+        return step
+
+    return ours, written
 
 
-WORKLOADS = {"encoder": encoder, "perceptron": perceptron, "decode": decoder}
+# -- next to nothing -------------------------------------------------------------------------------
+
+
+def tiny() -> Makers:
+    """``x + 1`` of four numbers."""
+    x = np.ones(4, np.float32)
+    g = ost.Graph("tiny")
+    g.set_outputs([g.input("x", x.shape) + 1.0])
+
+    def ours() -> Call:
+        compiled = ost.Session("xla").compile(g)
+        return lambda: compiled.run({"x": x})[0]
+
+    @jax.jit
+    def theirs(x: Any) -> Any:
+        return x + 1.0
+
+    return ours, lambda: lambda: np.asarray(theirs(x))
+
+
+WORKLOADS = {"encoder": encoder, "perceptron": perceptron, "decode": decoder, "tiny": tiny}
+
+
+def compared(make: Callable[[], Makers], places: int, seconds: float) -> dict[str, Any]:
+    """The medians of both sides, over arrays in several places of the memory.
+
+    Where arrays lie decides some percent of the time of either side, as long as they live.
+
+    Args:
+        make: makes a workload.
+        places: how often both sides make their arrays, one before the other by turns.
+        seconds: how long each side may take at each place.
+    """
+    found: list[tuple[Timing, Timing]] = []
+    for place in range(places):
+        ours, written = make()
+        if place % 2:
+            theirs, mine = written(), ours()
+        else:
+            mine, theirs = ours(), written()
+        np.testing.assert_allclose(mine(), theirs(), rtol=1e-3, atol=1e-4)
+        timings = interleave({"ostinato": mine, "jax.jit": theirs}, seconds=seconds)
+        found.append((timings["ostinato"], timings["jax.jit"]))
+    ratios = [mine.median / theirs.median for mine, theirs in found]
+    return {
+        "ostinato_ms": median(mine.median for mine, _ in found) * 1e3,
+        "jax_jit_ms": median(theirs.median for _, theirs in found) * 1e3,
+        "ratio": median(ratios),
+        "ratio_of_least": min(m.min for m, _ in found) / min(t.min for _, t in found),
+        "ratios": ratios,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each side at each place")
+    parser.add_argument("--places", type=int, default=6, help="how often both sides are made anew")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="with commas between")
     parser.add_argument("--remark", default="")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found = {}
-    for name, make in WORKLOADS.items():
-        mine, theirs = make()
-        np.testing.assert_allclose(mine(), theirs(), rtol=1e-3, atol=1e-4)
-        timings = interleave({"ostinato": mine, "jax.jit": theirs}, seconds=arguments.seconds)
-        ratio = timings["ostinato"].median / timings["jax.jit"].median
-        found[name] = {
-            "ostinato_ms": timings["ostinato"].median * 1e3,
-            "jax_jit_ms": timings["jax.jit"].median * 1e3,
-            "ratio": ratio,
-            "ratio_of_least": timings["ostinato"].min / timings["jax.jit"].min,
-        }
-        print(f"{name:<12} {json.dumps({k: round(v, 3) for k, v in found[name].items()})}")
+    for name in arguments.workloads.split(","):
+        found[name] = compared(WORKLOADS[name], arguments.places, arguments.seconds)
+        shown = {k: np.round(v, 3).tolist() for k, v in found[name].items()}
+        print(f"{name:<12} {json.dumps(shown)}", flush=True)
     if arguments.json is not None:
         about = {"device": str(jax.devices()[0]), "jax": jax.__version__}
         outcome = {**about, "remark": arguments.remark, "workloads": found}

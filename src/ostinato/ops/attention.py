@@ -26,6 +26,7 @@ __all__ = [
     "SinkAttention",
     "expect_options",
     "expect_sinks",
+    "masked",
 ]
 
 
@@ -154,12 +155,12 @@ def _attend(
     scores = xp.reshape(products, (batch, heads, length, keys)) * scale
     if attrs["softcap"] is not None:
         scores = xp.tanh(scores / float(attrs["softcap"])) * float(attrs["softcap"])
-    weights = _weights(xp, _masked(xp, scores, mask, attrs), sinks)
+    weights = _weights(xp, masked(xp, scores, mask, attrs), sinks)
     result = xp.matmul(xp.reshape(weights, (*stacked, keys)), v)
     return xp.reshape(result, (batch, heads, length, v.shape[3]))
 
 
-def _masked(xp: Any, scores: Any, mask: Sequence[Any], attrs: dict[str, Attr]) -> Any:
+def masked(xp: Any, scores: Any, mask: Sequence[Any], attrs: dict[str, Attr]) -> Any:
     """``scores`` with minus infinity wherever a query does not attend to a key."""
     if mask and _is_bool(mask[0]):
         scores = xp.where(mask[0], scores, -math.inf)

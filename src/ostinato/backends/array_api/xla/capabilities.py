@@ -7,4 +7,4 @@ from ostinato.dtypes import ALL_DTYPES
 
 __all__ = ["CAPABILITIES"]
 
-CAPABILITIES = capabilities(ALL_DTYPES, native=("softmax", "log_softmax"))
+CAPABILITIES = capabilities(ALL_DTYPES, native=("attention", "softmax", "log_softmax"))

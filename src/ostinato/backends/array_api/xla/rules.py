@@ -10,6 +10,7 @@ from ostinato.backends.array_api.xla.control import cond, loop
 from ostinato.backends.array_api.xla.maxima import keeps_in_range
 from ostinato.dtypes import INT32, INT64
 from ostinato.ir.leaves import CONSTANT
+from ostinato.ops.attention import masked
 from ostinato.ops.normalization import Softmax
 from ostinato.ops.recurrent import RecurrentScan, scan_step
 
@@ -97,6 +98,40 @@ def _softmax(
     assert isinstance(node.op, Softmax)
     xp = evaluator.xp
     return node.op.rule(xp.unchecked, xp.widened(operands[0]), **attrs)
+
+
+def _attention(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """By the op's rule, with one axis for all matrices and nothing between what XLA's CPU fuses.
+
+    Of a row without a finite score, the maximum is replaced by the least number: its exponentials
+    are 0 then.
+    """
+    import jax.numpy as jnp
+
+    xp = evaluator.xp
+    q, k, v, *mask = [xp.widened(operand) for operand in operands]
+    batch, heads, length, depth = q.shape
+    groups, keys = k.shape[1:3]
+    if 0 in q.shape or 0 in v.shape or not keys:
+        return node.op.evaluate(xp, *operands, **attrs)
+    count, rows = batch * groups, heads // groups * length
+    scale = 1.0 / math.sqrt(depth) if attrs["scale"] is None else float(attrs["scale"])
+    transposed = k.reshape((count, keys, depth)).transpose(0, 2, 1)
+    scores = xp.matmul(q.reshape((count, rows, depth)), transposed) * scale
+    if (cap := attrs["softcap"]) is not None:
+        scores = xp.tanh(scores / float(cap)) * float(cap)
+    if mask or attrs["causal"] or attrs["window"] is not None:
+        scores = masked(xp, scores.reshape((batch, heads, length, keys)), mask, attrs)
+        scores = scores.reshape((count, rows, keys))
+    greatest = xp.unchecked.max(scores, axis=-1, keepdims=True)
+    shift = xp.maximum(greatest, jnp.finfo(scores.dtype).min)
+    exponential = xp.exp(scores - shift)
+    total = xp.sum(exponential, axis=-1, keepdims=True)
+    weights = exponential / xp.where(total == 0, 1.0, total)
+    result = xp.matmul(weights, v.reshape((count, keys, v.shape[3])))
+    return result.reshape((batch, heads, length, v.shape[3]))
 
 
 def _max(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -242,6 +277,7 @@ def _recurrent_scan(
 
 RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
+        "attention": _attention,
         "divide": _divide,
         "matmul": _matmul,
         "max": _max,
