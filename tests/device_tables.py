@@ -146,7 +146,11 @@ def _outcome(name: str) -> list[str]:
         count = sum(stage.get(kind, 0) for stage in found["stages"])
         if count or kind != "refused":
             counts.append(f"{count:,} {kind}")
-    counts += [f"1 test in {found['sample']}"] if found.get("sample", 1) > 1 else []
+    usual_sample = found.get("sample", 1)
+    samples = sorted({stage.get("sample", usual_sample) for stage in found["stages"]})
+    if samples and samples[-1] > 1:
+        ends = dict.fromkeys((samples[0], samples[-1]))
+        counts.append(f"1 test in {' to '.join(map(str, ends))}")
     counts += ["not complete"] if any(stage.get("problem") for stage in found["stages"]) else []
     usual = found.get("machine") or found["device"]
     machines = dict.fromkeys(stage.get("machine", usual) for stage in found["stages"])
