@@ -18,6 +18,7 @@ from setuptools import Extension, setup
 
 ORDER = Path("src/ostinato/plan/csrc")
 CORE = Path("src/ostinato/backends/cpu/csrc")
+ARRAYS = Path("src/ostinato/backends/array_api/csrc")
 CUDA = Path("src/ostinato/backends/cuda/csrc")
 TORCH = Path("src/ostinato/frontends/torch/csrc")
 STABLE_ABI = 0x030B0000  # Python 3.11, the first whose stable ABI has the buffer protocol
@@ -44,6 +45,7 @@ setup(
     ext_modules=[
         native("ostinato.plan._order", ORDER),
         native("ostinato.backends.cpu._core", CORE),
+        native("ostinato.backends.array_api._fresh_runs", ARRAYS),
         native("ostinato.backends.cuda._graph_calls", CUDA),
         native("ostinato.frontends.torch._runtime", TORCH),
     ],

@@ -8,6 +8,7 @@ writes them into the pages.
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,17 @@ def _outcome(name: str) -> list[str]:
     counts += ["not complete"] if any(stage.get("problem") for stage in found["stages"]) else []
     usual = found.get("machine") or found["device"]
     machines = dict.fromkeys(stage.get("machine", usual) for stage in found["stages"])
-    return [f"[{', '.join(counts)}](bench/results/{path.name}) on {', '.join(machines)}"]
+    where = ", ".join(machines)
+    return [f"[{', '.join(counts)}](bench/results/{path.name}) on {where}, {_when(found)}"]
+
+
+def _when(found: dict[str, Any]) -> str:
+    """The dates of an outcome's stages, and their commits, of which a stage may list several."""
+    dates = sorted({stage.get("date", found["date"]) for stage in found["stages"]})
+    usual = found["commit"]
+    listed = (stage.get("commit", usual) for stage in found["stages"])
+    commits = dict.fromkeys(c for text in listed for c in re.findall(r"\b[0-9a-f]{8}\b", text))
+    return f"{' and '.join(dict.fromkeys((dates[0], dates[-1])))}, of {', '.join(commits)}"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

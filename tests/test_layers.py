@@ -166,7 +166,13 @@ def native_units(folder: Path) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize(
     "folder",
-    ["plan/csrc", "backends/cpu/csrc", "backends/cuda/csrc", "frontends/torch/csrc"],
+    [
+        "plan/csrc",
+        "backends/cpu/csrc",
+        "backends/cuda/csrc",
+        "backends/array_api/csrc",
+        "frontends/torch/csrc",
+    ],
 )
 def test_native_units_make_no_circles(folder):
     units = native_units(ROOT / folder)

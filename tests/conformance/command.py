@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def _parser(device: str | None) -> argparse.ArgumentParser:
 
 
 def _header(settings: Settings, machine: str) -> dict[str, object]:
-    """A description of the run: the device, its abilities and refusals, versions and settings."""
+    """A description of the run: the device, its abilities and refusals, versions, and the code."""
     capabilities = open_session(settings.device).capabilities
     packages = ("ostinato", "numpy", "jax", "mlx", "wgpu", "cuda-bindings")
     return {
@@ -98,6 +99,7 @@ def _header(settings: Settings, machine: str) -> dict[str, object]:
         "machine": machine,
         "versions": {"python": platform.python_version(), **_versions(packages)},
         "commit": _commit(),
+        "date": datetime.now(UTC).date().isoformat(),
         "graphs": settings.graphs,
         "sample": settings.sample,
     }

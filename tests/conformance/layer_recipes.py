@@ -16,6 +16,14 @@ from .draw import FLOATS, NUMBERS, SIZES, Draw, Recipe
 
 
 def _matmul(d: Draw, dtype: str) -> Value:
+    return d.g.matmul(*_matmul_operands(d, dtype))
+
+
+def _widening_matmul(d: Draw, dtype: str) -> Value:
+    return d.g.widening_matmul(*_matmul_operands(d, dtype))
+
+
+def _matmul_operands(d: Draw, dtype: str) -> tuple[Value, Value]:
     m, k, n = (d.size() for _ in range(3))
     batch = d.choice(((), (), (2,), (3, 2)))
     a = d.of(d.choice(((k,), (m, k), (*batch, m, k))), dtype)
@@ -25,7 +33,7 @@ def _matmul(d: Draw, dtype: str) -> Value:
         b = d.g.permute_dims(d.of([b_shape[i] for i in order], dtype), order)
     else:
         b = d.of(b_shape, dtype)
-    return d.g.matmul(a, b)
+    return a, b
 
 
 def _integer_matmul(d: Draw, dtype: str) -> Value:
@@ -471,6 +479,7 @@ def _l2_normalize(d: Draw, dtype: str) -> Value:
 #: By op name, its recipe and the dtypes that it takes.
 LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "matmul": (_matmul, NUMBERS),
+    "widening_matmul": (_widening_matmul, ("float16", "bfloat16")),
     "integer_matmul": (_integer_matmul, ("int8", "uint8")),
     "quantize": (_quantize, FLOATS),
     "dequantize": (_dequantize, ("int8", "uint8", "int16", "int32")),

@@ -9,6 +9,8 @@ with names of :data:`tests.devices.catalogue.ABILITIES`. In a plain run such tes
 and on the other installed devices one in so many, as the catalogue says. ``--devices xla,loops``
 runs all of them on these devices, and nothing else; with ``--sample 20``, one test in twenty.
 
+Tests with the mark ``always_on("NAME")`` all run on that device in a plain run, too.
+
 A device that is not here, or lacks what a test needs, skips it and says so. So does one whose
 capabilities refuse an op or a dtype, unless it is said to take every op.
 """
@@ -44,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "needs(*abilities): the abilities without which a device skips the test"
     )
+    config.addinivalue_line(
+        "markers", "always_on(*devices): devices of plain runs, besides those listed"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,14 +57,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for mark in metafunc.definition.iter_markers("needs"):
         if unknown := set(mark.args) - ABILITIES:
             raise pytest.UsageError(f"{metafunc.definition.nodeid} needs unknown {unknown}")
-    metafunc.parametrize("device", _devices(metafunc.config), indirect=True, scope="session")
+    devices = _devices(metafunc.config, _always_on(metafunc.definition))
+    metafunc.parametrize("device", devices, indirect=True, scope="session")
 
 
-def _devices(config: pytest.Config) -> list[str]:
+def _devices(config: pytest.Config, always: frozenset[str]) -> list[str]:
     named = config.getoption("devices")
     if named:
         return [name for name in named.split(",") if name]
-    return [each.name for each in CATALOGUE.values() if each.sample and each.installed]
+    wanted = [each for each in CATALOGUE.values() if each.sample or each.name in always]
+    return [each.name for each in wanted if each.installed]
+
+
+def _always_on(item: pytest.Item) -> frozenset[str]:
+    """The devices that all cases of a test run on in a plain run."""
+    return frozenset(name for mark in item.iter_markers("always_on") for name in mark.args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,6 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = device_of(item)
         if name is None:
             return not named
+        if not named and name in _always_on(item):
+            return True
         every = sample if named else catalogued(name).sample
         return every == 1 or zlib.crc32(item.nodeid.encode()) % every == 0
 

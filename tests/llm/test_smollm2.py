@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostinato.backends.options import CompileOptions
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.step import BLOCK_TOKENS, StepGraph, StepLimits
 from tests.llm.greedy import feed, spread_blocks
@@ -34,13 +35,18 @@ DIVERGENCE = 5e-3
 Array = np.ndarray[Any, Any]
 
 
-def step_of(checkpoint: Checkpoint, rows: int, kv_dtype: str = "float32") -> StepGraph:
+def step_of(
+    checkpoint: Checkpoint,
+    rows: int,
+    kv_dtype: str = "float32",
+    options: CompileOptions | None = None,
+) -> StepGraph:
     """A step that reads a prompt and an answer at once."""
     blocks = -(-rows // BLOCK_TOKENS)
     limits = StepLimits(
         rows=rows, sequences=1, picks=rows, blocks=blocks, context=rows, adjustments=1
     )
-    step = StepGraph(checkpoint, limits, kv_dtype=kv_dtype)
+    step = StepGraph(checkpoint, limits, kv_dtype=kv_dtype, options=options)
     spread_blocks(step)
     return step
 

@@ -10,7 +10,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
-from ostinato.llm.step import StepGraph, StepLimits
+from ostinato.llm.step import StepGraph, StepLimits, step_graph
 from ostinato.records import replace
 from tests.allocations import blocks_gathered
 from tests.llm.greedy import LIMITS, feed, spread_blocks
@@ -271,3 +271,30 @@ def test_optimised_and_plain_steps_agree(checkpoint: Checkpoint):
         spread_blocks(step)
         found.append(logits_of(step, tokens, 2))
     assert np.allclose(*found, atol=1e-4)
+
+
+OTHERS = replace(SMALL, sequences=3, picks=5, blocks=10, context=130, adjustments=9)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next", "deepseek_v3"])
+def test_the_graph_is_the_same_for_other_limits(tmp_path: Path, family: str):
+    expected = load_expected(family)
+    write_folder(tmp_path, expected.config, expected.shapes, 0)
+    model = open_checkpoint(tmp_path)
+    texts = [str(step_graph(model, given, shared=True)[0]) for given in (SMALL, OTHERS)]
+    assert texts[0] == texts[1]
+    texts = [str(step_graph(model, given)[0]) for given in (SMALL, OTHERS)]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_other_limits_give_the_same_bits(tmp_path: Path, family: str):
+    expected = load_expected(family)
+    write_folder(tmp_path, expected.config, expected.shapes, 0)
+    model = open_checkpoint(tmp_path)
+    found = []
+    for given in (SMALL, OTHERS):
+        made = StepGraph(model, given)
+        spread_blocks(made)
+        found.append(logits_of(made, prompt(131, 100, 3), 5, sequence=2))
+    assert np.array_equal(*found)

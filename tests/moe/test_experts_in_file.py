@@ -11,58 +11,23 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.moe.layers import (
+    EXPERTS,
+    FEATURES,
+    HIDDEN,
+    ONE,
+    ROOM,
+    graph,
+    pair,
+    split,
+    tokens_of,
+    weights_of,
+)
 
-Array = np.ndarray[Any, Any]
-
-pytestmark = pytest.mark.needs("experts_in_file", "expert_residency")
-
-EXPERTS, FEATURES, HIDDEN = 7, 40, 96
-ONE = 3 * FEATURES * HIDDEN * 4  # bytes of an expert, in its own form
-ROOM = 3 * FEATURES * 4 * 128  # more than an expert takes in a device's form
-
-
-def graph(tokens: Any = 1, dtype: Any = "float32", layers: int = 2) -> ost.Graph:
-    g = ost.Graph("layers")
-    x = g.input("x", (tokens, FEATURES), dtype)
-    for number in range(layers):
-        router = g.param(f"{number}.router", (FEATURES, EXPERTS), dtype)
-        wide, narrow = (EXPERTS, FEATURES, HIDDEN), (EXPERTS, HIDDEN, FEATURES)
-        shapes = {"gate": wide, "up": wide, "down": narrow}
-        matrices = [g.param(f"{number}.{name}", s, dtype) for name, s in shapes.items()]
-        x = x + g.moe(x, router, *matrices, k=2)
-    g.set_outputs([x])
-    return g
-
-
-def weights_of(g: ost.Graph) -> dict[str, Array]:
-    rng = np.random.default_rng(5)
-    return {
-        name: (rng.standard_normal(p.shape) / np.sqrt(int(p.shape[-2]))).astype(p.dtype.numpy)
-        for name, p in g.params.items()
-    }
-
-
-def tokens_of(count: int, dtype: Any = np.float32, seed: int = 0) -> dict[str, Array]:
-    return {"x": np.random.default_rng(seed).standard_normal((count, FEATURES)).astype(dtype)}
-
-
-def pair(
-    session: ost.Session,
-    folder: Path,
-    budget: int | None,
-    tokens: Any = 1,
-    dtype: Any = "float32",
-    **options: bool,
-) -> tuple[ost.CompiledGraph, ost.CompiledGraph]:
-    """The graph with its experts in a file, and with all of them in memory."""
-    g, chosen = graph(tokens, dtype), ost.CompileOptions(**options)
-    weights, path = weights_of(g), folder / "experts.safetensors"
-    inside = {name: a for name, a in weights.items() if a.ndim == 2}
-    ost.moe.write_safetensors(path, {n: a for n, a in weights.items() if a.ndim == 3})
-    stored = session.compile(
-        g, params=inside, experts=ost.moe.ExpertFile(path), expert_budget=budget, options=chosen
-    )
-    return stored, session.compile(g, params=weights, options=chosen)
+pytestmark = [
+    pytest.mark.needs("experts_in_file", "expert_residency"),
+    pytest.mark.always_on("cudahost"),
+]
 
 
 @pytest.mark.parametrize("optimize", [True, False])
@@ -82,7 +47,13 @@ def test_budgets_change_no_bit(session: ost.Session, tmp_path: Path, optimize: b
     assert slots[-1] < EXPERTS
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 11])
+@pytest.mark.parametrize("option", ["keep_intermediates", "verify"])
+def test_options(session: ost.Session, tmp_path: Path, option: str) -> None:
+    compiled, plain = pair(session, tmp_path, 8 * ROOM, **{option: True})
+    np.testing.assert_array_equal(compiled.run(tokens_of(1)), plain.run(tokens_of(1)))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 11, 40])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
 def test_numbers_of_tokens_and_dtypes(
     session: ost.Session, tmp_path: Path, tokens: int, dtype: Any
@@ -132,6 +103,53 @@ def test_masks_change_no_bit_and_move_no_more_than_they_must(
         assert taken.gpu_tokens + taken.cpu_tokens == 2 * 2
         staged = compiled.moe_transfers.bytes_staged - after.bytes_staged
         assert staged <= taken.cpu_expert_calls * ONE
+        assert compiled.take_moe_residency_stats() is None
+
+
+def test_captures_are_those_of_the_cpu(session: ost.Session, tmp_path: Path) -> None:
+    compiled, _ = pair(session, tmp_path, 10 * ROOM, 2)
+    g = graph(2)
+    reference = ost.Session("cpu").compile(g, params=weights_of(g))
+    for each in (compiled, reference):
+        assert each.enable_moe_topk_capture(EXPERTS)
+    for step in range(5):
+        for each in (compiled, reference):
+            each.run(tokens_of(2, seed=step))
+        taken = compiled.take_moe_topk_capture()
+        np.testing.assert_array_equal(taken, reference.take_moe_topk_capture())
+        assert compiled.take_moe_topk_capture() is None
+
+
+def test_rows_that_are_padding_do_not_count(session: ost.Session, tmp_path: Path) -> None:
+    compiled, _ = pair(session, tmp_path, 12 * ROOM, 8)
+    compiled.enable_moe_topk_capture(EXPERTS)
+    (expected,) = compiled.run(tokens_of(8))
+    whole = compiled.take_moe_topk_capture()
+    assert whole is not None
+    with compiled.active_extent(3, 8):
+        (found,) = compiled.run(tokens_of(8))
+    np.testing.assert_array_equal(found[:3], expected[:3])
+    np.testing.assert_array_equal(compiled.take_moe_topk_capture(), [ids[:3] for ids in whole])
+
+
+def test_matrices_of_linear_layers_one_tensor_each(session: ost.Session, tmp_path: Path) -> None:
+    g = ost.Graph("grouped")
+    x, ids = g.input("x", (3, 8)), g.input("ids", (3,), "int32")
+    hidden = g.grouped_matmul(x, g.param("w", (EXPERTS, 8, 6)), ids)
+    g.set_outputs([g.grouped_matmul(hidden, g.param("v", (EXPERTS, 6, 5)), ids)])
+    weights = weights_of(g)
+    matrices = {f"{n}.{e}": a[e].T.copy() for n, a in weights.items() for e in range(EXPERTS)}
+    ost.moe.write_safetensors(tmp_path / "linear", dict(reversed(matrices.items())))
+    names = {n: [f"{n}.{e}" for e in range(EXPERTS)] for n in weights}
+    file = ost.moe.ExpertFile(tmp_path / "linear", names, transposed=True)
+    compiled = session.compile(g, experts=file)
+    compiled.enable_moe_topk_capture(EXPERTS)
+    feeds = {"x": tokens_of(1)["x"][:, :24].reshape(3, 8), "ids": np.array([6, -2, 1], np.int32)}
+    found = compiled.run(feeds)
+    np.testing.assert_array_equal(found, session.compile(g, params=weights).run(feeds))
+    (taken,) = compiled.take_moe_topk_capture() or [None]
+    assert taken is not None
+    assert taken.tolist() == [6, 5, 1]
 
 
 @pytest.mark.parametrize("source", ["input", "computed", "constant"])
@@ -165,7 +183,9 @@ def test_the_loop_with_a_file(session: ost.Session, tmp_path: Path) -> None:
     for step in range(12):
         x = tokens_of(1, seed=step % 3)
         np.testing.assert_array_equal(loop.step(x), plain.run(x))
-    assert loop.counters.promotions == loop.counters.demotions > 0
+    counters = loop.counters
+    assert counters.promotions == counters.demotions > 0
+    assert counters.hits + counters.misses == sum(pool.hits + pool.misses for pool in pools)
 
 
 def test_clones_have_residents_of_their_own(session: ost.Session, tmp_path: Path) -> None:
@@ -194,6 +214,7 @@ def test_bound_calls_plans_and_replays(session: ost.Session, tmp_path: Path) -> 
     out[:] = 0
     assert session.context.replay_graph(3)
     np.testing.assert_array_equal(out, expected)
+    assert compiled.take_moe_residency_stats() is not None
     plan = compiled.plan
     assert all(kernel.source for kernel in plan.kernels)
     assert plan.execute_profiled()
@@ -207,6 +228,26 @@ def test_queued_runs(session: ost.Session, tmp_path: Path) -> None:
     compiled.commit_no_wait(inputs[0])
     compiled.sync_pending()
     assert compiled.take_moe_residency_stats() is not None
+
+
+def test_memory_that_is_given_back(session: ost.Session, tmp_path: Path) -> None:
+    compiled, plain = pair(session, tmp_path, 8 * ROOM)
+    (expected,) = compiled.run(tokens_of(1))
+    compiled.plan.release_intermediate_buffers()
+    assert compiled.take_moe_residency_stats() is None
+    np.testing.assert_array_equal(compiled.run(tokens_of(1))[0], expected)
+    twin = compiled.clone()
+    compiled.plan.release_all_buffers()
+    for call in (
+        lambda: compiled.run(tokens_of(1)),
+        lambda: compiled.set_moe_resident_experts([False] * EXPERTS),
+        compiled.take_moe_residency_stats,
+        lambda: compiled.moe_transfers,
+        compiled.clone,
+    ):
+        with pytest.raises(ost.PlanError):
+            call()
+    np.testing.assert_array_equal(twin.run(tokens_of(1)), plain.run(tokens_of(1)))
 
 
 def test_residents_change_between_runs_and_never_under_them(
@@ -250,7 +291,12 @@ def test_what_is_refused(session: ost.Session, tmp_path: Path) -> None:
         pair(session, tmp_path, 1000)
     sums = graph()
     sums.set_outputs([*sums.outputs.values(), sums.sum(sums.params["0.gate"])])
-    inside = {name: a for name, a in weights_of(sums).items() if a.ndim == 2}
+    inside, outside = split(weights_of(sums))
     file = ost.moe.ExpertFile(tmp_path / "experts.safetensors")
     with pytest.raises(ost.InputError, match="also read by"):
         session.compile(sums, inside, experts=file)
+    with pytest.raises(ost.InputError, match="given as well"):
+        session.compile(graph(), {**inside, "0.up": outside["0.up"]}, experts=file)
+    only_gate = ost.moe.ExpertFile(tmp_path / "experts.safetensors", {"0.gate": "0.gate"})
+    with pytest.raises(ost.InputError, match="is not in the file of experts, others are"):
+        session.compile(graph(), inside, experts=only_gate)

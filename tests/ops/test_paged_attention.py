@@ -153,7 +153,7 @@ GOOD = {
         ({"keys": ((16, 2, 8), "bfloat16")}, "keys are floats .blocks"),
         ({"keys": ((5, 16, 2, 8), "float16")}, "keys are float16 and values bfloat16"),
         ({"values": ((5, 8, 2, 4), "bfloat16")}, "more than their last axis"),
-        ({"values": ((Variable("b", 1, 9), 16, 2, 4), "bfloat16")}, "of known sizes"),
+        ({"values": ((5, Variable("b", 1, 9), 2, 4), "bfloat16")}, "of known sizes"),
         ({"keys": ((0, 16, 2, 8), "bfloat16"), "values": ((0, 16, 2, 4), "bfloat16")}, "no posit"),
         ({"table": ((3, 2), "float32")}, "table is integers"),
         ({"table": ((0, 2), "int32")}, "the table is empty"),

@@ -10,6 +10,7 @@ import pytest
 from bench.synthetic_llama import Shape, write_llama
 from typer.testing import CliRunner
 
+from ostinato.tools import bench_llm
 from ostinato.tools.cli import app
 
 SHAPE = Shape(layers=2, width=64, heads=4, kv_heads=2, hidden=96, vocabulary=320, context=128)
@@ -23,6 +24,13 @@ print(json.dumps([
     {{"n_prompt": 0, "n_gen": tokens, "avg_ts": 100.0}},
 ]))
 """
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is read for a moment only."""
+    for name in ("_READING", "_STEPPING"):
+        monkeypatch.setattr(bench_llm, name, 1e-4)
 
 
 @pytest.fixture
@@ -49,6 +57,9 @@ def test_the_report(model: Path) -> None:
     reads = test["tokens_per_second"] / 2 * report["weight_bytes"]
     assert test["bandwidth"] == pytest.approx(reads)
     assert report["tests"]["pp8"]["bandwidth"] is None
+    assert "share" not in report["tests"]["pp8"]
+    assert report["read_bandwidth"] > 0
+    assert test["share"] > 0
     code, output = bench(str(model), "--llm", *sizes)
     assert code == 0, output
     assert "tg3 b2" in output

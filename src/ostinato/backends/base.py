@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: Inputs, outputs and values of Variables; whether it ran.
 RunDirect = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], bool]
 
+#: Inputs and values of Variables; the outputs.
+RunFresh = Callable[[list[Any], Sequence[int]], list[Any] | None]
+
 __all__ = ["Backend", "Capabilities", "Executable", "Progress"]
 
 #: A callback that gets the number of compiled kernels, and of all kernels.
@@ -94,6 +97,8 @@ class Executable(ABC):
         run_direct: as :meth:`run`, as a submission of its own, after which ``last`` is the outputs.
             Inputs need not be contiguous: it raises ``ValueError`` where it needs that. Returns
             ``False``, and nothing has run, where ``direct`` is off when its turn has come.
+        run_fresh: as ``run_direct``, with outputs that are new arrays, which it returns; ``None``
+            where nothing has run. The attribute is ``None`` where there is no such way.
         last: the results of the last run, in turn with runs as well.
     """
 
@@ -101,6 +106,7 @@ class Executable(ABC):
     unset: set[str]  #: params that were never written
     direct: bool = False
     run_direct: RunDirect = staticmethod(_never)
+    run_fresh: RunFresh | None = None
     last: tuple[np.ndarray[Any, Any], ...] = ()
 
     @property

@@ -27,9 +27,10 @@ class CompileOptions:
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
         prefetch: prefetch the weights of matmuls, which otherwise wait for memory as well as for
             arithmetic.
-        bfloat16_dots: multiply bfloat16 by bfloat16 with dot product instructions, where the
-            processor has them and they are much faster than widening. Sums are taken in pairs, and
-            subnormal numbers count as zero: off unless wanted.
+        bfloat16_dots: multiply by bfloat16 weights with dot product instructions, where the
+            processor has them and they are much faster than widening. Float32 rows are rounded to
+            bfloat16 for it, sums are taken in pairs, and subnormal numbers count as zero. ``None``:
+            in language models only (:mod:`ostinato.llm`).
         amx: multiply bytes by bytes, and if ``True`` also bfloat16 by bfloat16, in the tile
             registers of Intel AMX, where the processor has them and the system permits their use.
             Products of bytes are the same; for bfloat16, products at even and at odd positions are
@@ -81,7 +82,7 @@ class CompileOptions:
     in_place: bool = True
     narrow_weights: bool = True
     prefetch: bool = True
-    bfloat16_dots: bool = False
+    bfloat16_dots: bool | None = None
     amx: bool | None = None
     streaming_stores: bool = True
     segments: bool = True

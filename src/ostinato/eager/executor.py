@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.common.context import DECODE_VARIABLES, Context
+from ostinato.backends.common.context import Context
+from ostinato.backends.common.decode_state import DECODE_VARIABLES
 from ostinato.backends.common.op_signature import OpSignature, Step
 from ostinato.backends.device import Device
 from ostinato.backends.registry import open_backend

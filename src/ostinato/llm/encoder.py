@@ -12,6 +12,7 @@ import numpy as np
 
 from ostinato.dtypes import INT32
 from ostinato.errors import ContextError, InputError
+from ostinato.llm.compiling import model_options
 from ostinato.llm.device_weights import for_device
 from ostinato.llm.families.builder import Builder, TextRows
 from ostinato.ops.builder import Graph
@@ -75,10 +76,10 @@ class Encoder:
             raise InputError(f"context is a number from 1 to {most}, got {context!r:.80}")
         self._session = session or Session("cpu")
         self._checkpoint = for_device(checkpoint, self._session.capabilities)
-        self._options = options
+        self._options = model_options(self._session, options)
         self._most_rows = max(_ROWS, self.context)
         self._most_texts = max(1, min(_TEXTS, _PLACES // self.context))
-        self._compiled = self._session.compile(self._graph(), options=options)
+        self._compiled = self._session.compile(self._graph(), options=self._options)
         self._head: CompiledGraph | None = None
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
+from ostinato.llm.compiling import model_options
 from ostinato.llm.device_weights import for_device
 from ostinato.llm.expert_files import CheckpointExperts
 from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
@@ -20,7 +21,7 @@ from ostinato.moe.expert_pool import ExpertPool
 from ostinato.moe.policy import TidePolicy
 from ostinato.moe.residency import ResidencyLoop
 from ostinato.ops.builder import Graph
-from ostinato.records import dataclass, field_names
+from ostinato.records import dataclass, field_names, replace
 from ostinato.runtime.session import Session
 from ostinato.variables import Variable
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ostinato.moe.residency import ResidencyCounters
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.compiled_graph import CompiledGraph
+    from ostinato.variables import Dim
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -51,6 +53,15 @@ Array = np.ndarray[Any, Any]
 
 TIDE: Final = TidePolicy(refresh_every=16)
 """The schedule by which experts in files become resident, unless another one is given."""
+
+#: Bounds of sizes that graphs of most limits have in common.
+_LEAST_BOUNDS: Final = {
+    "picks": 16,
+    "adjustments": 1 << 14,
+    "sequences": 1 << 5,
+    "pages": 1 << 11,
+    "blocks": 1 << 10,
+}
 
 #: Calls that are kept, one for each combination of sizes.
 _KEPT_CALLS: Final = 256
@@ -133,8 +144,65 @@ class StepOutputs:
     logits: Array
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """The sizes that shapes of a step are made of: numbers, or Variables of its graph.
+
+    Attributes:
+        rows, picks, adjustments, sequences, blocks: see :class:`StepLimits`.
+        pages: blocks of the longest sequence.
+    """
+
+    rows: Dim
+    picks: Dim
+    adjustments: Dim
+    sequences: Dim
+    pages: Dim
+    blocks: Dim
+
+    @staticmethod
+    def most(limits: StepLimits) -> _Sizes:
+        """The largest."""
+        return _Sizes(
+            rows=limits.rows,
+            picks=limits.picks,
+            adjustments=limits.adjustments,
+            sequences=limits.sequences,
+            pages=limits.table_width,
+            blocks=limits.blocks,
+        )
+
+    @staticmethod
+    def of_graph(limits: StepLimits, *, shared: bool) -> _Sizes:
+        """Those of a graph.
+
+        Args:
+            shared: whether all are Variables, with bounds that many limits have in common.
+        """
+        most = _Sizes.most(limits)
+        rows = Variable("rows", 1, limits.rows)
+        if not shared:
+            picks = Variable("picks", 1, limits.picks)
+            adjustments = Variable("adjustments", 1, limits.adjustments)
+            return replace(most, rows=rows, picks=picks, adjustments=adjustments)
+        bounds = {
+            name: max(least, 1 << (getattr(most, name) - 1).bit_length())
+            for name, least in _LEAST_BOUNDS.items()
+        }
+        return _Sizes(rows=rows, **{n: Variable(n, 1, bound) for n, bound in bounds.items()})
+
+    def of_state(self, state: State) -> tuple[Dim, ...]:
+        """The shape of a state with so many blocks or sequences."""
+        count = self.blocks if state.kind == "block" else self.sequences
+        return (count, *state.shape[1:])
+
+
 def step_graph(
-    checkpoint: Checkpoint, limits: StepLimits, kv_dtype: Any = "bfloat16"
+    checkpoint: Checkpoint,
+    limits: StepLimits,
+    kv_dtype: Any = "bfloat16",
+    *,
+    shared: bool = False,
 ) -> tuple[Graph, Mapping[str, State]]:
     """The graph of a step, and its states, which each run is given.
 
@@ -142,19 +210,19 @@ def step_graph(
         checkpoint: the model.
         limits: of its steps.
         kv_dtype: of keys and values in pools.
+        shared: whether sequences, blocks and the length of tables are Variables, so that the graph
+            is the same for other limits.
 
     Raises:
         InputError: a limit is no positive number, or beyond the model.
     """
     config = checkpoint.config
     _check_limits(limits, config)
-    rows = Variable("rows", 1, limits.rows)
-    picks = Variable("picks", 1, limits.picks)
-    adjustments = Variable("adjustments", 1, limits.adjustments)
+    sizes = _Sizes.of_graph(limits, shared=shared)
+    rows, picks = sizes.rows, sizes.picks
     g = Graph("step")
     given = {
-        name: g.input(name, shape, dtype)
-        for name, (shape, dtype) in _types(limits, config, rows, picks, adjustments).items()
+        name: g.input(name, shape, dtype) for name, (shape, dtype) in _types(sizes, config).items()
     }
     own = g.take(given["table"], given["sequence"], axis=0)
     position = g.cast(given["position"], INT64)
@@ -172,8 +240,8 @@ def step_graph(
             table=given["table"],
             place=g.concat([g.cast(block, INT64), within], axis=1),
             context=limits.context,
-            blocks=limits.blocks,
-            sequences=limits.sequences,
+            blocks=sizes.blocks,
+            sequences=sizes.sequences,
             kv_dtype=DType.parse(kv_dtype),
         ),
     )
@@ -198,20 +266,15 @@ def _chosen(g: Graph, logits: Value, given: Mapping[str, Value]) -> Value:
     return g.sample(allowed, *(given[name] for name in parameters))
 
 
-def _types(
-    limits: StepLimits,
-    config: ModelConfig,
-    rows: Any,
-    picks: Any,
-    adjustments: Any,
-) -> dict[str, tuple[tuple[Any, ...], DType]]:
-    """The shapes and dtypes of the inputs, for so many rows, picks and adjustments."""
+def _types(sizes: _Sizes, config: ModelConfig) -> dict[str, tuple[tuple[Any, ...], DType]]:
+    """The shapes and dtypes of the inputs of such sizes."""
+    rows, picks, adjustments = sizes.rows, sizes.picks, sizes.adjustments
     mask = -(-config.vocabulary // 32)
-    sizes: dict[str, tuple[tuple[Any, ...], DType]] = {
+    found: dict[str, tuple[tuple[Any, ...], DType]] = {
         "tokens": ((rows,), INT32),
         "position": ((rows,), INT32),
         "sequence": ((rows,), INT32),
-        "table": ((limits.sequences, limits.table_width), INT32),
+        "table": ((sizes.sequences, sizes.pages), INT32),
         "pick": ((picks,), INT32),
         "uniform": ((picks,), FLOAT32),
         "temperature": ((picks,), FLOAT32),
@@ -222,8 +285,8 @@ def _types(
     }
     kinds = {"pick": INT32, "token": INT32}
     for name in ("pick", "token", "bias", "repetition", "penalty"):
-        sizes[f"adjust_{name}"] = ((adjustments,), kinds.get(name, FLOAT32))
-    return sizes
+        found[f"adjust_{name}"] = ((adjustments,), kinds.get(name, FLOAT32))
+    return found
 
 
 def _check_limits(limits: StepLimits, config: ModelConfig) -> None:
@@ -281,10 +344,11 @@ class StepGraph:
     ) -> None:
         session = session or Session("cpu")
         checkpoint = for_device(checkpoint, session.capabilities)
-        graph, states = step_graph(checkpoint, limits, kv_dtype)
+        shared = session.device.kind == "CPU"
+        graph, states = step_graph(checkpoint, limits, kv_dtype, shared=shared)
         compiled = session.compile(
             graph,
-            options=options,
+            options=model_options(session, options),
             progress=progress,
             experts=None if expert_budget is None else CheckpointExperts(checkpoint),
             expert_budget=expert_budget,
@@ -301,7 +365,8 @@ class StepGraph:
     ) -> None:
         """Allocate the arrays of a compiled step."""
         self.config, self.limits = config, limits
-        types = _types(limits, config, limits.rows, limits.picks, limits.adjustments)
+        self._most = _Sizes.most(limits)
+        types = _types(self._most, config)
         self.inputs = StepInputs(
             **{name: np.zeros(shape, dtype.numpy) for name, (shape, dtype) in types.items()}
         )
@@ -314,7 +379,10 @@ class StepGraph:
             logits=np.zeros((limits.picks, config.vocabulary), np.float32),
         )
         self._declared = states
-        self._states = {n: np.zeros(s.shape, s.dtype.numpy) for n, s in states.items()}
+        self._states: dict[str, Array] = {
+            name: np.zeros(self._most.of_state(state), state.dtype.numpy)
+            for name, state in states.items()
+        }
         self._compiled: CompiledGraph | None = compiled
         arrays = {**{name: getattr(self.inputs, name) for name in types}, **self._states}
         self._buffers = [arrays[name] for name in compiled.inputs]
@@ -369,19 +437,18 @@ class StepGraph:
 
     def _bind(self, rows: int, picks: int, adjustments: int) -> Callable[[], None]:
         """A call for sizes that are new; the one used longest ago makes room for it."""
-        limits = self.limits
-        sizes = {"rows": rows, "picks": picks, "adjustments": adjustments}
-        for name, value in sizes.items():
-            most = getattr(limits, name)
+        given = {"rows": rows, "picks": picks, "adjustments": adjustments}
+        for name, value in given.items():
+            most = getattr(self.limits, name)
             if not 1 <= value <= most:
                 raise InputError(f"a step takes 1 to {most} {name}, got {value!r:.80}")
-        graph = self._graph
+        graph, sizes = self._graph, replace(self._most, **given)
         results = [getattr(self.outputs, name) for name in field_names(self.outputs)]
         if (prepared := self._prepared) is not None:
-            values = tuple(sizes[name] for name in prepared.names)
+            values = tuple(getattr(sizes, name) for name in prepared.names)
             call = prepared.bind([*self._buffers, *results], values)
         else:
-            types = _types(limits, self.config, **sizes)
+            types = _types(sizes, self.config)
             parts = {n: getattr(self.inputs, n)[: shape[0]] for n, (shape, _) in types.items()}
             call = graph.bind({**parts, **self._states}, [array[:picks] for array in results])
         self._calls[rows, picks, adjustments] = call

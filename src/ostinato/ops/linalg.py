@@ -1,9 +1,10 @@
-"""The ``matmul`` op. ``einsum`` is planned in :mod:`ostinato.ops.einsum`."""
+"""Matmuls of numbers. ``einsum`` is planned in :mod:`ostinato.ops.einsum`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import broadcast_shapes
@@ -11,9 +12,10 @@ from ostinato.ops.base import broadcast_shapes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["FAMILY", "MATMUL", "Matmul"]
+__all__ = ["FAMILY", "MATMUL", "WIDENING_MATMUL", "Matmul", "WideningMatmul"]
 
 
 class Matmul(Op):
@@ -52,4 +54,37 @@ class Matmul(Op):
 
 
 MATMUL = Matmul()
-FAMILY: tuple[Op, ...] = (MATMUL,)
+
+
+class WideningMatmul(Op):
+    """``a @ b`` of 16-bit floats with NumPy's batches, summed in float32 and left that wide.
+
+    Both sides are float16 or both bfloat16; the result is float32. (PyTorch ``mm`` with
+    ``out_dtype``, JAX ``matmul`` with ``preferred_element_type``.)
+    """
+
+    name = "widening_matmul"
+    weight_operands = (1,)
+    fuses_horizontally = True
+    takes_epilogue = True
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 2)
+        for operand in operands:
+            narrow = operand.dtype in (FLOAT16, BFLOAT16)
+            self.expect(narrow, f"expected float16 or bfloat16, got {operand.dtype}")
+        (result,) = MATMUL.infer(*operands)
+        return (TensorType(FLOAT32, result.shape),)
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return xp.matmul(*(xp.cast(operand, FLOAT32) for operand in operands))
+
+    def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
+        return g.matmul(*(g.cast(operand, FLOAT32) for operand in operands))
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        return MATMUL.flops(operands, attrs)
+
+
+WIDENING_MATMUL = WideningMatmul()
+FAMILY: tuple[Op, ...] = (MATMUL, WIDENING_MATMUL)

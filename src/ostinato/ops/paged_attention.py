@@ -9,7 +9,7 @@ from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.attention import ATTENTION, SINK_ATTENTION, expect_options, expect_sinks
 from ostinato.ops.indexing import clamped
-from ostinato.variables import bounds, prod
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +52,8 @@ class PagedAttention(Op):
         self.expect(q.ndim == 3 and q.dtype.is_float, f"q is a float [rows, heads, dim], got {q}")
         self._check_pools(keys, values, scales)
         self._check_heads(q, keys)
-        self.expect(prod(keys.shape[:2]) != 0, f"the pools have no positions, got {keys}")
+        least = min(bounds(size)[0] for size in keys.shape[:2])
+        self.expect(least > 0, f"the pools have no positions, got {keys}")
         self.expect(
             table.ndim == 2 and table.dtype.is_integer,
             f"table is integers [sequences, blocks], got {table}",
@@ -75,11 +76,12 @@ class PagedAttention(Op):
     ) -> None:
         kind = "int8" if scales else "floats"
         for name, pool in (("keys", keys), ("values", values)):
-            known = all(isinstance(size, int) for size in pool.shape)
+            known = all(isinstance(size, int) for size in pool.shape[1:])
             fits = pool.dtype == INT8 if scales else pool.dtype.is_float
             self.expect(
                 pool.ndim == 4 and fits and known,
-                f"{name} are {kind} [blocks, positions, key heads, dim] of known sizes, got {pool}",
+                f"{name} are {kind} [blocks, positions, key heads, dim] of known sizes behind the "
+                f"first, got {pool}",
             )
         self.expect(
             keys.dtype == values.dtype, f"keys are {keys.dtype} and values {values.dtype}; cast one"

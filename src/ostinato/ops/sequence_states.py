@@ -15,6 +15,7 @@ from ostinato.dtypes import FLOAT64, INT64
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.indexing import clamped
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,9 +133,10 @@ class SequenceStateOp(Op):
     def check_rows(self, named: Mapping[str, TensorType]) -> Dim:
         """The number of rows, once slots and positions are one for each."""
         state, sequence, position = (named[name] for name in ("state", "sequence", "position"))
-        known = all(isinstance(size, int) for size in state.shape)
-        self.expect(known, f"the state has known sizes, got {state}")
-        self.expect(state.ndim > 0 and state.shape[0] != 0, f"the state {state} has no slot")
+        known = all(isinstance(size, int) for size in state.shape[1:])
+        self.expect(known, f"the state has known sizes behind its slots, got {state}")
+        some = state.ndim > 0 and bounds(state.shape[0])[0] > 0
+        self.expect(some, f"the state {state} has no slot")
         for name in ("sequence", "position"):
             given = named[name]
             fits = given.ndim == 1 and given.dtype.is_integer

@@ -13,7 +13,7 @@ from ostinato.ir.verify import verify as verify_graph
 from ostinato.passes.base import Pass, PassReport
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from ostinato.dtypes import DType
     from ostinato.ir.graph import BaseGraph, Node
@@ -105,6 +105,7 @@ _CONTROL_FLOW = Listed("control_flow", "ControlFlow", _CONTROL_OPS)
 #: Inlines first what later passes then see as part of the graph.
 _CONTROL = (Listed("constant_folding", "ConstantFolding", _CONTROL_OPS), _CONTROL_FLOW)
 
+_MATMULS = frozenset({"matmul"})
 _WIDE_UPDATES = Listed("wide_updates", "WideUpdates", frozenset({"scatter", "scatter_nd"}))
 _CONVOLUTIONS = frozenset({"conv", "integer_conv"})
 _EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", _CONVOLUTIONS)
@@ -130,15 +131,23 @@ class Capabilities(Protocol):
         """Pairs of an op and a dtype that it does not take, although other ops do."""
 
 
-def pipeline(capabilities: Capabilities, nested: RunPasses | None = None) -> tuple[Listed, ...]:
+def pipeline(
+    capabilities: Capabilities,
+    nested: RunPasses | None = None,
+    bfloat16_rows: Callable[[], bool] | None = None,
+) -> tuple[Listed, ...]:
     """Every pass, in order, for a backend.
 
     Args:
         capabilities: of the backend.
         nested: runs the pipeline on nested graphs; ``None``: they stay as they are.
+        bfloat16_rows: see :func:`run_passes`.
     """
     decompose = Listed("decompose", "Decompose", options=(_native(capabilities),))
     required: tuple[Listed, ...] = (decompose, _WIDE_UPDATES)
+    if bfloat16_rows is not None:
+        rounding = Listed("bfloat16_rows", "Bfloat16Rows", _MATMULS, (bfloat16_rows,))
+        required = (rounding, *required)
     if not capabilities.padded_conv:
         required += (_EXPLICIT_PADDING,)
     if nested is not None:
@@ -170,6 +179,7 @@ def run_passes(
     optimize: bool = True,
     disabled: Collection[str] = frozenset(),
     verify: bool = False,
+    bfloat16_rows: Callable[[], bool] | None = None,
 ) -> tuple[BaseGraph, list[Event]]:
     """Run the pipeline; returns the rewritten graph and the report.
 
@@ -179,6 +189,8 @@ def run_passes(
         optimize: when false, only the passes that are needed to make it so run.
         disabled: names of passes to leave out (:data:`OPTIONAL_PASSES`); results stay the same.
         verify: check the graph before the first pass and after each that changes it.
+        bfloat16_rows: finds whether rows that a matmul multiplies with bfloat16 weights are to be
+            rounded to bfloat16; asked when there are such matmuls. ``None``: they are not.
 
     Raises:
         UnsupportedOpError: the backend neither takes some nodes nor can they be rewritten; lists
@@ -195,7 +207,7 @@ def run_passes(
     def run(graph: BaseGraph, report: PassReport) -> BaseGraph:
         if verify:
             verify_graph(graph)
-        for listed in pipeline(capabilities, run):
+        for listed in pipeline(capabilities, run, bfloat16_rows):
             if listed.name in disabled or (not optimize and listed.name in OPTIONAL_PASSES):
                 continue
             if not listed.concerns(graph):

@@ -80,6 +80,7 @@ class Execution:
         self.handles = handles
         self.cast = cast
         self.quick = False
+        self._run_fresh = executable.run_fresh
         self._arena_outputs: ArenaOutputs | None = None
         self.choose_path()
 
@@ -194,6 +195,13 @@ class Execution:
         arrays, live = known
         if live.binds:
             return None
+        if out is None and self._run_fresh is not None:
+            try:
+                fresh = self._run_fresh(arrays, live.variables)
+            except CaptureError:
+                return None
+            if fresh is not None:
+                return fresh
         outputs = live.empty() if out is None else self.signature.check_outputs(out, live)
         try:
             return outputs if self.executable.run_direct(arrays, outputs, live.variables) else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.common.context import DECODE_VARIABLES
+from ostinato.backends.common.decode_state import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.deferred_graph import deferred

@@ -2,11 +2,14 @@
 
 What is timed are steps: all tokens of a prompt at once, then one token of each sequence at a time,
 from an empty cache on, as ``llama-bench`` does. Rounds of all measurements alternate with runs of
-``llama-bench``, so that a busy moment of the machine hits both.
+``llama-bench``, so that a busy moment of the machine hits both. The bandwidth of memory may change
+from one moment to the next, too, so steps alternate with reads of as much memory as the weights
+take, and their share of the bandwidth is the median of those of neighbours.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import statistics
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ostinato.backends.cpu.host import usable_processors
+from ostinato.dtypes import FLOAT32
 from ostinato.errors import InputError, OstinatoError
 from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.step import BLOCK_TOKENS, StepGraph, StepLimits
@@ -32,9 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LanguageModelBench", "bench_language_model", "show"]
 
-#: A matrix that no cache holds: reading it takes as long as memory needs.
-_MATRIX: Final = (8192, 8192)
-_READS = 12
+#: Rows of the matrix that is read to measure the bandwidth of memory.
+_DEPTH: Final = 8192
+
+#: Seconds of reads of that matrix, and of steps, that alternate; how often they do in a round.
+_READING: Final = 0.05
+_STEPPING: Final = 0.2
+_PAIRS: Final = 8
 
 #: Instruction sets that the products of llama.cpp are compiled for.
 _FEATURES: Final = ("avx2", "fma", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8")
@@ -86,10 +94,13 @@ def bench_language_model(settings: LanguageModelBench) -> dict[str, Any]:
     ready = time.perf_counter() - start
     measured: dict[str, list[float]] = {}
     theirs: dict[str, list[float]] = {}
-    read = _read_bandwidth(threads)
+    memory = _Memory(threads, steps.weight_bytes)
+    shares: dict[str, list[float]] = {}
     for _ in range(settings.rounds):
         for name, rate in steps.measure().items():
             measured.setdefault(name, []).append(rate)
+        for name, step in steps.decodes().items():
+            shares.setdefault(name, []).extend(memory.shares(step))
         if peer is not None:
             for name, rate in peer.measure().items():
                 theirs.setdefault(name, []).append(rate)
@@ -99,12 +110,11 @@ def bench_language_model(settings: LanguageModelBench) -> dict[str, Any]:
         "rounds": settings.rounds,
         "ready_seconds": ready,
         "weight_bytes": steps.weight_bytes,
-        "read_bandwidth": read,
+        "read_bandwidth": memory.bandwidth,
         "tests": {name: _summary(name, rates, steps) for name, rates in measured.items()},
     }
-    for test in report["tests"].values():
-        if test["bandwidth"] is not None:
-            test["share"] = test["bandwidth"] / read
+    for name, found in shares.items():
+        report["tests"][name]["share"] = statistics.median(found)
     if peer is not None:
         report["llama_bench"] = {"program": peer.program, "features": peer.features()}
         for name, rates in theirs.items():
@@ -165,7 +175,6 @@ class _Steps:
         settings = self._settings
         found = {f"pp{settings.prompt}": settings.prompt / self._timed(self._prompt)}
         for batch in settings.batches:
-            name = f"tg{settings.tokens}" + (f" b{batch}" if batch > 1 else "")
             self._decode(batch, 0)
 
             def run(batch: int = batch) -> None:
@@ -174,8 +183,19 @@ class _Steps:
 
             start = time.perf_counter()
             run()
-            found[name] = batch * settings.tokens / (time.perf_counter() - start)
+            found[self._name(batch)] = batch * settings.tokens / (time.perf_counter() - start)
         return found
+
+    def decodes(self) -> dict[str, Callable[[], None]]:
+        """By the name of a test, a function that runs its next step."""
+        return {self._name(batch): self._stepper(batch) for batch in self._settings.batches}
+
+    def _stepper(self, batch: int) -> Callable[[], None]:
+        positions = itertools.cycle(range(self._settings.tokens))
+        return lambda: self._decode(batch, next(positions))
+
+    def _name(self, batch: int) -> str:
+        return f"tg{self._settings.tokens}" + (f" b{batch}" if batch > 1 else "")
 
     def _timed(self, call: Callable[[], None]) -> float:
         call()
@@ -238,22 +258,56 @@ class _Peer:
         return []
 
 
-def _read_bandwidth(threads: int) -> float:
-    """Bytes a second at which a matmul of one row reads a matrix of float32 from memory."""
-    rows, columns = _MATRIX
-    g = Graph("read")
-    x = g.input("x", (1, rows))
-    w = g.param("w", _MATRIX, value=np.zeros(_MATRIX, np.float32))
-    g.set_outputs({"y": g.matmul(x, w)})
-    compiled = Session("cpu", threads=threads).compile(g)
-    call = compiled.bind({"x": np.zeros((1, rows), np.float32)}, [np.empty((1, columns), "f4")])
-    call()
-    best = float("inf")
-    for _ in range(_READS):
-        start = time.perf_counter()
+class _Memory:
+    """Reads as much memory as the weights of a model take: a matmul of one row, in huge pages.
+
+    Args:
+        threads: as many as run the model.
+        nbytes: of the weights.
+    """
+
+    def __init__(self, threads: int, nbytes: int) -> None:
+        columns = max(1, nbytes // (_DEPTH * FLOAT32.itemsize))
+        g = Graph("read")
+        x = g.input("x", (1, _DEPTH))
+        w = g.param("w", (_DEPTH, columns), value=np.zeros((_DEPTH, columns), np.float32))
+        g.set_outputs({"y": g.matmul(x, w)})
+        compiled = Session("cpu", threads=threads).compile(g)
+        row, out = np.zeros((1, _DEPTH), np.float32), np.empty((1, columns), np.float32)
+        self._read = compiled.bind({"x": row}, [out])
+        self._bytes = _DEPTH * columns * FLOAT32.itemsize
+        self._weights = nbytes
+        self._rates: list[float] = []
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second, the median of all reads so far."""
+        return statistics.median(self._rates)
+
+    def shares(self, step: Callable[[], None]) -> list[float]:
+        """The shares of the bandwidth at which steps read the weights, next to reads each."""
+        step()
+        self._read()
+        before, found = self._rate(), []
+        for _ in range(_PAIRS):
+            rate = self._weights / _seconds_each(step, _STEPPING)
+            after = self._rate()
+            found.append(2 * rate / (before + after))
+            before = after
+        return found
+
+    def _rate(self) -> float:
+        self._rates.append(self._bytes / _seconds_each(self._read, _READING))
+        return self._rates[-1]
+
+
+def _seconds_each(call: Callable[[], None], least: float) -> float:
+    """The time of a call, on average of as many as take some seconds at least."""
+    start, taken, count = time.perf_counter(), 0.0, 0
+    while taken < least:
         call()
-        best = min(best, time.perf_counter() - start)
-    return 4 * rows * columns / best
+        count, taken = count + 1, time.perf_counter() - start
+    return taken / count
 
 
 def show(report: dict[str, Any]) -> None:

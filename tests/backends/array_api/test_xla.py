@@ -12,6 +12,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.array_api.xla.backend import TpuBackend
+from ostinato.backends.array_api.xla.gpu_namespace import GpuJaxNamespace
 
 pytest.importorskip("jax")
 
@@ -283,6 +284,37 @@ def test_a_quotient_by_repeated_numbers_is_rounded_once(session: ost.Session, di
     np.testing.assert_array_equal(session.compile(g).run(given)[0], x / number)
 
 
+def test_quotients_on_gpus_are_rounded_once() -> None:
+    """By way of float64, which GPUs divide exactly, and which LLVM must not narrow again."""
+    import jax
+
+    xp, rng = GpuJaxNamespace(), np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 4099)).astype(np.float32)
+    x[:4], y[:4] = (0, 1, -1, 1e-42), (0, 0, np.inf, 3)
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        text = jax.jit(xp.divide).lower(x, y).as_text()
+        np.testing.assert_array_equal(np.asarray(xp.divide(x, y))[:3], (x / y)[:3])
+        np.testing.assert_array_equal(np.asarray(xp.divide(x, y))[4:], (x / y)[4:])
+        assert xp.divide(x.astype(np.float16), y.astype(np.float16)).dtype == np.float16
+    assert "xf64" in text
+    assert "reduce_precision" in text
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_an_array_is_updated_with_its_own_elements(session: ost.Session, optimize: bool) -> None:
+    """XLA would overwrite elements of a reshaped buffer that the update has yet to read."""
+    x = np.random.default_rng(0).normal(size=(96, 16, 16)).astype(np.float32)
+    g = ost.Graph("update")
+    square = g.reshape(g.input("x", x.shape), (48, 512))
+    line = g.slice(g.reshape(square, (-1,)), [13269], [18885])
+    update = g.permute_dims(g.reshape(line, (234, 24)), (1, 0))
+    g.set_outputs([g.dynamic_update_slice(square, update, (24, 278))])
+    found = session.compile(g, options=ost.CompileOptions(optimize=optimize)).run({"x": x})[0]
+    expected = x.reshape(48, 512).copy()
+    expected[24:, 278:] = x.reshape(-1)[13269:18885].reshape(234, 24).T
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("seen", ["quotient", "exponentials", "maximum", "sum"])
 def test_rows_with_nan_are_nan_wherever_their_maximum_is_read(
     session: ost.Session, seen: str
@@ -318,3 +350,89 @@ def test_rows_with_nan_are_nan_wherever_their_maximum_is_read(
             compiled.run(inputs), ost.reference.evaluate(g, inputs), strict=True
         ):
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+def doubled(elements: int, dtype: str = "float32") -> ost.Graph:
+    """A graph with an input, a state that counts, and outputs of which two are one result."""
+    g = ost.Graph("doubled")
+    count = g.state("count", (elements,), init=np.zeros(elements, np.float32))
+    total = count + 1.0
+    g.assign(count, total)
+    twice = g.input("x", (elements,), dtype) * 2
+    g.set_outputs({"twice": twice, "again": twice, "total": total})
+    return g
+
+
+@pytest.mark.parametrize("elements", [0, 1, 7, 16411])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "bfloat16", "bool"])
+def test_outputs_are_arrays_of_their_own(session: ost.Session, elements: int, dtype: str) -> None:
+    """Whether their memory is XLA's or a copy: they may be written, and last."""
+    g = ost.Graph("negated") if dtype == "bool" else doubled(elements, dtype)
+    if dtype == "bool":
+        g.set_outputs([g.logical_not(g.input("x", (elements,), "bool"))])
+    compiled = session.compile(g)
+    x = np.arange(elements).astype(g.inputs["x"].dtype.numpy)
+    expected = ~x if dtype == "bool" else x * x.dtype.type(2)
+    kept = []
+    for run in range(1, 4):
+        outputs = compiled.run({"x": x})
+        np.testing.assert_array_equal(outputs[0], expected)
+        if dtype != "bool":
+            np.testing.assert_array_equal(outputs[1], expected)
+            np.testing.assert_array_equal(outputs[2], np.full(elements, run, np.float32))
+        kept.append([array.copy() for array in outputs])
+        for before, array in zip(kept[-1], outputs, strict=True):
+            assert array.flags.writeable
+            assert array.dtype == before.dtype
+            array[...] = 0
+    again = compiled.run({"x": x})
+    np.testing.assert_array_equal(again[0], expected)
+    if dtype != "bool":
+        np.testing.assert_array_equal(compiled.read_handle("count"), np.full(elements, 4))
+        again[0][...] = 0
+        np.testing.assert_array_equal(again[1], expected)
+
+
+def test_quick_runs_follow_params_states_and_clones(session: ost.Session) -> None:
+    """They keep the arrays of params and states in hand, until these are exchanged."""
+    g = ost.Graph("scaled")
+    total = g.state("total", (9000,))
+    following = total + g.input("x", (9000,)) * g.param("w", (9000,))
+    g.assign(total, following)
+    g.set_outputs([following * 1.0])
+    compiled = session.compile(g, {"w": np.ones(9000, np.float32)})
+    assert compiled._execution.executable.run_fresh is not None
+    ones = np.ones(9000, np.float32)
+
+    def run(graph: ost.CompiledGraph) -> float:
+        (found,) = graph.run({"x": ones})
+        assert (found == found[0]).all()
+        return float(found[0])
+
+    assert [run(compiled), run(compiled)] == [1, 2]
+    twin = compiled.clone()
+    compiled.set_param("w", ones * 3)
+    assert [run(compiled), run(twin), run(compiled), run(twin)] == [5, 3, 8, 4]
+    compiled.bind_handle("total", ones * 10)
+    assert [run(compiled), run(twin), run(compiled)] == [13, 5, 16]
+
+
+def test_quick_runs_refuse_what_the_long_path_explains(session: ost.Session) -> None:
+    compiled = session.compile(doubled(6))
+    wide = np.arange(12, dtype=np.float32)
+    np.testing.assert_array_equal(compiled.run({"x": wide[::2]})[0], wide[::2] * 2)
+    with pytest.raises(ost.InputError, match="'x'"):
+        compiled.run({"x": wide})
+    context = session.context
+    context.begin_graph_capture()
+    with pytest.raises(ost.CaptureError, match="run reads its results back"):
+        compiled.run({"x": wide[:6]})
+    context.cancel_graph_capture()
+    np.testing.assert_array_equal(compiled.run({"x": wide[:6]})[0], wide[:6] * 2)
+    run = compiled._execution.executable.run_fresh
+    with pytest.raises(TypeError):
+        run((wide[:6],), ())
+    assert run([wide[::2]], ()) is None
+    compiled._execution.executable.close()
+    with pytest.raises(ost.PlanError):
+        compiled.run({"x": wide[:6]})

@@ -17,7 +17,7 @@ import transformers
 
 import ostinato as ost
 from ostinato.frontends.gguf import GGUFFile
-from ostinato.llm.checkpoints import open_checkpoint
+from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.tokenizers.gguf import tokenizer_from_gguf
 from tests.llm.model_files import FOLDER, SMOLLM2
 from tests.llm.test_smollm2 import ANSWER, STORED
@@ -67,10 +67,8 @@ def tensor_name(logical: str) -> str:
     return f"model.layers.{layer}.{_NAMES[part]}.{kind}"
 
 
-def main() -> None:
-    """Compute and store the tokens."""
-    path = FOLDER / SMOLLM2
-    checkpoint = open_checkpoint(path)
+def write_model(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the folder of a model with its weights in float32."""
     config = checkpoint.config
     rope = config.layers[0].rope
     assert rope is not None
@@ -87,10 +85,16 @@ def main() -> None:
         rope_parameters={"rope_type": "default", "rope_theta": rope.base},
         architectures=["LlamaForCausalLM"],
     )
+    weights = {tensor_name(n): elements_of(w) for n, w in checkpoint.weights.items()}
+    ost.moe.write_safetensors(folder / "model.safetensors", weights)
+    (folder / "config.json").write_text(json.dumps(settings.to_dict()))
+
+
+def main() -> None:
+    """Compute and store the tokens."""
+    path = FOLDER / SMOLLM2
     with tempfile.TemporaryDirectory() as folder:
-        weights = {tensor_name(n): elements_of(w) for n, w in checkpoint.weights.items()}
-        ost.moe.write_safetensors(Path(folder) / "model.safetensors", weights)
-        (Path(folder) / "config.json").write_text(json.dumps(settings.to_dict()))
+        write_model(open_checkpoint(path), Path(folder))
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = tokenizer_from_gguf(GGUFFile(path).metadata)
     prompts = [tokenizer.encode(text)[:LENGTH] for text in BEGINNINGS]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from ostinato.backends.array_api._fresh_runs import FreshRun
 from ostinato.backends.array_api.arrays import (
     ArrayBlock,
     ArrayBlocks,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["ArrayCompilation", "ArrayExecutable"]
 
 Array = np.ndarray[Any, Any]
+
+#: The reason for which a recording cannot hold a run.
+_READS_BACK = "run reads its results back"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +113,15 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
                 elements = np.ascontiguousarray(buffer.data).reshape(buffer.data.shape)
                 constants.arrays[offset] = self._framework.from_host(elements, copy=True)
 
+    run_fresh: FreshRun | None = None
+
     def _new_program(self) -> ArrayProgram:
         image = self._image
         sizes = LiveSizes(image.variables, image.externals)
         self._resident = Resident(self._context.commands, sizes)
         host = self._host_experts
         self._tier = None if host is None else ExpertTier(host)
-        return ArrayProgram(
+        program = ArrayProgram(
             self._compiled.functions,
             self._compiled.lowered,
             image.externals,
@@ -123,6 +130,24 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
             keeps=self._keeps,
             tier=self._tier,
         )
+        self.run_fresh = None
+        if (parts := program.fresh) is not None:
+            self.run_fresh = FreshRun(
+                self,
+                program.accesses,
+                partial(self._context.refuse_while_capturing, _READS_BACK),
+                lambda: parts.bound(self.memory.fixed()),
+                self._framework.failure,
+            )
+        return program
+
+    def _memory_moves(self) -> None:
+        if self.run_fresh is not None:
+            self.run_fresh.forget()
+
+    def close(self) -> None:
+        super().close()
+        self._memory_moves()
 
     def clone(self, context: Context | None = None) -> Self:
         twin = super().clone(context)
@@ -222,7 +247,7 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
     def run_direct(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> bool:
-        self._context.refuse_while_capturing("run reads its results back")
+        self._context.refuse_while_capturing(_READS_BACK)
         arrays = [*inputs, *outputs]
         touched = _touched(arrays, self._inputs)
         with Submission(self.program.accesses, Accesses(touched) if touched else NOTHING):

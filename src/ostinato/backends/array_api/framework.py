@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+import numpy as np
 
-    import numpy as np
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from ostinato.backends.array_api.evaluator import NativeRule
     from ostinato.backends.array_api.namespace import ArrayNamespace
@@ -50,6 +50,10 @@ class ArrayFunction(Protocol):
     def stored(self) -> bool:
         """Whether its code was read from disk."""
 
+    @property
+    def call(self) -> Callable[..., Sequence[Any]]:
+        """Runs it on operands, with the framework's errors."""
+
     def __call__(self, operands: Sequence[Any]) -> Sequence[Any]:
         """Run it; the results may still be under way."""
 
@@ -65,12 +69,14 @@ class Framework(ABC):
         xp: its functions.
         rules: by op, its own ways to compute one.
         capabilities: the ops and dtypes of a device of it.
+        starts_calls: whether what is called is under way at once: :meth:`launch` does nothing.
     """
 
     label: str
     xp: ArrayNamespace
     rules: Mapping[str, NativeRule]
     capabilities: Capabilities
+    starts_calls: bool = False
 
     @abstractmethod
     def on_host(self, node: Node) -> bool:
@@ -97,6 +103,25 @@ class Framework(ABC):
                 :meth:`wait`.
         """
 
+    def settings(
+        self, inputs: Iterable[DType]
+    ) -> Callable[[], AbstractContextManager[object]] | None:
+        """The settings that calls need on arrays of the host of these dtypes; ``None``: none."""
+        return self.launching
+
+    @property
+    def taken(self) -> Callable[[np.ndarray[Any, Any]], Any]:
+        """A function that does the same as :meth:`snapshot`, one of C's where there is one."""
+        return self.snapshot
+
+    @property
+    def lent(self) -> Callable[[np.ndarray[Any, Any]], Any] | None:
+        """A function that makes an operand on memory left alone until the results are there.
+
+        ``None``: the array is one.
+        """
+        return lambda array: self.from_host(array, copy=False)
+
     def snapshot(self, array: np.ndarray[Any, Any]) -> Any:
         """An operand of compiled functions: the elements that a C-contiguous array has now."""
         return self.from_host(array, copy=True)
@@ -108,6 +133,22 @@ class Framework(ABC):
         Raises:
             DeviceError: the device failed to compute it.
         """
+
+    @property
+    def copied_out(self) -> Callable[[Any], np.ndarray[Any, Any]]:
+        """A function that copies the elements of an array to the host."""
+        return lambda array: np.array(self.to_host(array), order="C")
+
+    def gives(self, nbytes: int) -> bool:
+        """Whether arrays of this size have an address on the host, to be written there.
+
+        They have JAX's methods ``block_until_ready`` and ``unsafe_buffer_pointer`` then.
+        """
+        return False
+
+    @abstractmethod
+    def failure(self, error: Exception) -> None:
+        """Raise the error for one of a compiled function's call, unless it is one of ours."""
 
     @abstractmethod
     def copy(self, array: Any) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.array_api.arrays import ArrayBlock
     from ostinato.backends.array_api.expert_tier import ExpertTier
+    from ostinato.backends.array_api.fresh_run import FreshParts
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.lowering import StagedProgram
     from ostinato.backends.common.lowered_graph import LoweredGraph
@@ -54,6 +55,8 @@ class ArrayProgram:
         externals: see above.
         live_sizes: the values that the last run gave data-dependent Variables, by name.
         calls: the experts that the last run has called.
+        fresh: its runs on arrays of the host, with outputs of their own; ``None``: it is not made
+            for these.
     """
 
     def __init__(
@@ -107,11 +110,15 @@ class ArrayProgram:
         self._inouts = range(self.inputs, first)
         self._takes_copies = sum(value.type.max_bytes for value in self._leaves) <= _SMALL
         self._single: SingleStage | None = None
+        self.fresh: FreshParts | None = None
         if len(self._parts) == 1 and isinstance(stage := self._parts[0], Stage):
             results = [value for _, value in self._written]
             self._single = SingleStage(
                 functions, stage, self._kept, self._leaves, results, self._assigned, self.calls
             )
+            if not inouts and all(dtype is not None for _, dtype in self._exact):
+                own = self._takes_copies and bool(results)
+                self.fresh = self._single.fresh(self._leaves, results, own=own)
 
     def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
         self._run(blocks, variables, self._replaced(blocks) if self._inouts else ())

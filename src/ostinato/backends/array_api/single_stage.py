@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.arrays import ResidentArray
+from ostinato.backends.array_api.fresh_run import FreshOutput, FreshParts, FreshState
 from ostinato.backends.array_api.run import dim_number
 
 if TYPE_CHECKING:
@@ -62,6 +63,32 @@ class SingleStage:
         self._shared = {
             i for i, number in enumerate(self._outputs) if number in (*states, *self._outputs[:i])
         }
+
+    def fresh(
+        self, inputs: Sequence[Value], outputs: Sequence[Value], *, own: bool
+    ) -> FreshParts | None:
+        """Runs on arrays of the host alone; ``None``: sizes vary, or calls of experts are noted.
+
+        Args:
+            inputs: the values whose arrays a run is given.
+            outputs: those that go to memory which a run is given.
+            own: whether to copy inputs.
+        """
+        stage, repeated = self._stage, set(self._repeated)
+        if stage.sizes or stage.numbers or self._called:
+            return None
+        return FreshParts(
+            self._framework,
+            lambda: self._compiled({}, ()),
+            inputs,
+            self._sources,
+            [
+                FreshOutput(value, number, i in self._shared)
+                for i, (value, number) in enumerate(zip(outputs, self._outputs, strict=True))
+            ],
+            [FreshState(n, place, i in repeated) for i, (n, place) in enumerate(self._states)],
+            own,
+        )
 
     def run(
         self,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ostinato.backends.common.context import DECODE_VARIABLES
+from ostinato.backends.common.decode_state import DECODE_VARIABLES
 from ostinato.backends.common.program_runner import RunnableProgram
 from ostinato.errors import CaptureError, VariableError
 from ostinato.plan import _order

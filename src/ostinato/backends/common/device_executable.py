@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.backends.common.expert_layers import ExpertLayers
 from ostinato.backends.common.program_executable import ProgramExecutable, SlotProgram
 from ostinato.backends.common.program_image import Slot
+from ostinato.errors import InputError
 from ostinato.ir.stored import elements
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.context import Context
+    from ostinato.backends.common.expert_layers import ResidentTier
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_executable import CompiledProgram
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.backends.common.program_memory import BlockKind, ProgramMemory
+    from ostinato.backends.common.resident_experts import ResidentLayer
     from ostinato.backends.common.weights import Weights
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
+    from ostinato.lower.program import LoweredBuffer
     from ostinato.plan.buffer import Storage
 
 __all__ = ["DeviceExecutable", "DeviceMemory", "DeviceProgram"]
@@ -90,6 +94,10 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
         image, kind, context, params, compilation: see there.
         siblings: executables of the same model at other sizes, to share weights with; ``None``:
             there will be none.
+        experts: further params: matrices of experts, of which only some stay on the device.
+
+    Raises:
+        ModelFormatError: experts could not be read from their file.
     """
 
     def __init__(
@@ -100,11 +108,15 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
         params: Mapping[str, ParamSource],
         compilation: Callable[[], CompiledProgram],
         siblings: Sequence[Self] | None = None,
+        experts: Mapping[str, ExpertTensor] | None = None,
     ) -> None:
+        self._tensors = experts or {}
         self._weight_form = None if siblings is None else image.weight_form()
         self._siblings = tuple(siblings or ())
         super().__init__(image, kind, context, params, compilation)
         self._siblings = ()
+        self.memory.weights.record(self._tensors)
+        self._experts.begin()
 
     # -- what a device hands in --------------------------------------------------------------------
 
@@ -120,15 +132,39 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
     def _memory_of(self, storage: Storage) -> M:
         """The block that a storage is."""
 
-    def _open_experts(self) -> ExpertLayers:
-        """The layers of experts, of which none is resident."""
-        return ExpertLayers(self._image.routings, self.program)
+    def _open_tier(
+        self,
+        layers: Sequence[ResidentLayer],
+        locations: Mapping[LoweredBuffer, tuple[int, int]],
+        memory: M,
+    ) -> ResidentTier:
+        """The experts of some layers, of which none is resident.
+
+        Args:
+            layers: their matrices are in files.
+            locations: by buffer, its slot and its offset there; theirs are all in one fixed slot.
+            memory: that of the slot.
+
+        Raises:
+            ModelFormatError: the matrices could not be read.
+        """
+        raise NotImplementedError
 
     # -- memory ------------------------------------------------------------------------------------
 
     def _start(self, memory: ProgramMemory[M, S]) -> None:
         super()._start(memory)
         self._experts = self._open_experts()
+
+    def _open_experts(self) -> ExpertLayers:
+        """The layers of experts, of which none is resident."""
+        if not self._tensors:
+            return ExpertLayers(self._image.routings, self.program)
+        lowered = self._compilation().lowered
+        program, locations = lowered.program, lowered.layout.locations
+        tier = self._open_tier(program.resident, locations, self._block(Slot.RESIDENT))
+        resident = [layer.resident for layer in program.called]
+        return ExpertLayers(self._image.routings, self.program, resident, tier)
 
     def clone(self, context: Context | None = None) -> Self:
         twin = super().clone(context)
@@ -140,6 +176,11 @@ class DeviceExecutable(ProgramExecutable[M, S, P, C]):
         self._experts.clear()
 
     # -- params and states -------------------------------------------------------------------------
+
+    def write_params(self, params: Mapping[str, Array]) -> None:
+        if stored := [name for name in params if name in self._tensors]:
+            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
+        super().write_params(params)
 
     def _shared_weights(self, params: Mapping[str, ParamSource]) -> Weights[M, S] | None:
         for other in self._siblings:

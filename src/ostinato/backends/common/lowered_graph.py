@@ -77,6 +77,7 @@ def lower_graph(
     *,
     resident: Callable[[P], Iterable[LoweredBuffer]] | None = None,
     built: BaseGraph | None = None,
+    bfloat16_rows: Callable[[], bool] | None = None,
 ) -> LoweredGraph[P]:
     """Run the passes on ``graph``, lower it, and place its buffers.
 
@@ -87,6 +88,7 @@ def lower_graph(
         lower: the device's lowering; returns the fusions that it refused as well.
         resident: the buffers that live as long as the program, whether or not calls use them.
         built: the user's graph, if that is another object than ``graph``.
+        bfloat16_rows: see :func:`~ostinato.passes.pipeline.run_passes`.
 
     Raises:
         UnsupportedOpError: every node that the device has no way to compute.
@@ -99,6 +101,7 @@ def lower_graph(
             optimize=options.optimize,
             disabled=options.disabled_passes,
             verify=options.verify,
+            bfloat16_rows=bfloat16_rows,
         )
     with report.timed("lowering"):
         facts = graph_facts(graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ostinato.backends.common.compiled_op import CompiledOp
-from ostinato.backends.common.context import DECODE_VARIABLES
+from ostinato.backends.common.decode_state import DECODE_VARIABLES
 from ostinato.passes.pipeline import run_passes
 from ostinato.variables import Symbol
 

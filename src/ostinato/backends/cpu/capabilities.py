@@ -16,12 +16,14 @@ from ostinato.lower.loopir.views import VIEWS
 from ostinato.ops.elementwise import ELEMENTWISE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
 
-__all__ = ["CAPABILITIES", "lowering_options"]
+__all__ = ["CAPABILITIES", "fast_bfloat16_dots", "lowering_options"]
 
 #: Without rope: spelled out, its halves are loops over neighbours, which fill vectors.
 _OPS = {*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS} - {"rope"}
@@ -69,15 +71,20 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         target.has_byte_dots,
         target.caches,
         prefetches=options.optimize and options.prefetch,
-        bfloat16_dots=options.bfloat16_dots and _has_fast_bfloat16_dots(target),
+        bfloat16_dots=fast_bfloat16_dots(options, target),
         amx_dtypes=_amx_dtypes(options, target),
         few_rows_prefetch=processor_facts.few_rows_prefetch,
     )
 
 
-def _has_fast_bfloat16_dots(target: TargetSpec) -> bool:
-    """Whether there are dot products of bfloat16 that take less time than widening."""
-    return target.has_bfloat16_dots and processor_facts.bfloat16_dots_are_fast()
+def fast_bfloat16_dots(options: CompileOptions, target: TargetSpec) -> Callable[[], bool] | None:
+    """Finds whether dot products of bfloat16 take less time than widening.
+
+    Returns:
+        ``None`` where there are none, or the options do not ask for them.
+    """
+    wanted = options.bfloat16_dots and target.has_bfloat16_dots
+    return processor_facts.bfloat16_dots_are_fast if wanted else None
 
 
 def _amx_dtypes(options: CompileOptions, target: TargetSpec) -> frozenset[DType]:

@@ -9,7 +9,7 @@ from ostinato.backends.common.image_builder import build_image, external_bytes
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
 from ostinato.backends.common.report_notes import note_kernels
-from ostinato.backends.cpu.capabilities import CAPABILITIES
+from ostinato.backends.cpu.capabilities import CAPABILITIES, fast_bfloat16_dots
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode, SizeCode
 from ostinato.backends.cpu.image import AnyStep, ControlStep, Image, SizeStep, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
@@ -145,15 +145,20 @@ def compile_graph(
         device: for the report.
         built: the user's graph, if that is another object than ``graph``.
     """
-    lower = partial(lower_for_cpu, settings=lowering)
+    target = TargetSpec.named(options.target, amx=options.amx)
     lowered = lower_graph(
-        graph, options, device, CAPABILITIES, lower, resident=_resident, built=built
+        graph,
+        options,
+        device,
+        CAPABILITIES,
+        partial(lower_for_cpu, settings=lowering),
+        resident=_resident,
+        built=built,
+        bfloat16_rows=fast_bfloat16_dots(options, target),
     )
     report, program = lowered.report, lowered.program
     with report.timed("code"):
-        code = _compile_kernels(
-            program, TargetSpec.named(options.target, amx=options.amx), report, progress
-        )
+        code = _compile_kernels(program, target, report, progress)
     note_kernels(report, program, lambda call: code.code(call.kernel).name)
     return Compilation(lowered, code)
 

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.command_context import CommandContext
-from ostinato.backends.common.context import DECODE_VARIABLES
+from ostinato.backends.common.decode_state import DECODE_VARIABLES
 from ostinato.backends.common.encoded import Encoded
+from ostinato.backends.common.mutex import Mutex
 from ostinato.backends.common.program_runner import RELEASED, host_block
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.submission import allocate, copy_step, kernel_step
@@ -55,6 +56,7 @@ class CpuContext(CommandContext):
         super().__init__(device)
         self.pool = pool
         self.commands = _core.CommandQueue(CaptureError, VariableError, self.label)
+        self._encoded_mutex = Mutex()
         self._encoded: weakref.WeakSet[CpuEncoded] = weakref.WeakSet()
 
     def _capture_uses(self, memory: object) -> bool:
@@ -63,7 +65,7 @@ class CpuContext(CommandContext):
     def memory_changed(self, memory: object, *, replaced: bool) -> None:
         super().memory_changed(_core_object(memory), replaced=replaced)
         if replaced:
-            with self._mutex:
+            with self._encoded_mutex:
                 encoded = list(self._encoded)
             for user in encoded:
                 if user.program.uses(_core_object(memory)):
@@ -139,7 +141,7 @@ class CpuContext(CommandContext):
             memory, steps, named, owner=owner, touches=touched.spans, sources=lent
         )
         encoded = CpuEncoded(program)
-        with self._mutex:
+        with self._encoded_mutex:
             self._encoded.add(encoded)
         return encoded
 

@@ -9,9 +9,7 @@ import numpy as np
 
 from ostinato.backends.common.commands import Resident
 from ostinato.backends.common.device_executable import DeviceExecutable
-from ostinato.backends.common.expert_layers import ExpertLayers
 from ostinato.backends.common.live_sizes import LiveSizes
-from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cuda._graph_calls import GraphCall, GraphRun
 from ostinato.backends.cuda.bound_calls import CudaCall
 from ostinato.backends.cuda.gpu import Stream
@@ -26,12 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.program_memory import ProgramMemory
+    from ostinato.backends.common.resident_experts import ResidentLayer
     from ostinato.backends.cuda.compilation import Compilation
     from ostinato.backends.cuda.context import CudaContext
-    from ostinato.backends.cuda.expert_tier import HostExperts
+    from ostinato.backends.cuda.expert_tier import ExpertTier, HostExperts
     from ostinato.backends.cuda.gpu import Library
     from ostinato.backends.cuda.image import Image, Step
     from ostinato.ir.stored import ExpertTensor, ParamSource
+    from ostinato.lower.program import LoweredBuffer
     from ostinato.plan.buffer import Storage
 
 __all__ = ["CudaExecutable"]
@@ -51,10 +51,7 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         params: contents of the params.
         compilation: returns the compilation of the program, for plans and reports.
         graphs: whether runs are launched as CUDA graphs.
-        experts: further params: matrices of experts, of which only some stay on the device.
-
-    Raises:
-        ModelFormatError: experts could not be read from their file.
+        experts: see the class above.
     """
 
     def __init__(
@@ -71,7 +68,6 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         self._code = code
         self._compiled = compilation
         self._uses_graphs = graphs
-        self._tensors = experts or {}
         self._host_experts: HostExperts | None = None
         super().__init__(
             image,
@@ -79,9 +75,8 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
             context,
             params,
             compilation,
+            experts=experts,
         )
-        self.memory.weights.record(self._tensors)
-        self._experts.begin()
 
     @property
     def compilation(self) -> Compilation:
@@ -109,19 +104,17 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
             touches=self._resident.accesses,
         )
 
-    def _open_experts(self) -> ExpertLayers:
-        if not self._tensors:
-            return super()._open_experts()
+    def _open_tier(
+        self,
+        layers: Sequence[ResidentLayer],
+        locations: Mapping[LoweredBuffer, tuple[int, int]],
+        memory: DeviceBlock,
+    ) -> ExpertTier:
         from ostinato.backends.cuda.expert_tier import ExpertTier, HostExperts
 
-        lowered = self.compilation.lowered
-        layers = lowered.program.resident
         if self._host_experts is None:
             self._host_experts = HostExperts(self._context.gpu, layers, self._tensors)
-        memory, places = self._block(Slot.RESIDENT), lowered.layout.locations
-        tier = ExpertTier(layers, places, memory, self._host_experts)
-        resident = [layer.resident for layer in lowered.program.called]
-        return ExpertLayers(self._image.routings, self.program, resident, tier)
+        return ExpertTier(layers, locations, memory, self._host_experts)
 
     def _new_block(self, nbytes: int, purpose: str) -> DeviceBlock:
         return DeviceBlock(self._context.gpu, nbytes, purpose)
@@ -138,11 +131,6 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
 
     def _memory_moves(self) -> None:
         self.program.begin_epoch()
-
-    def write_params(self, params: Mapping[str, Array]) -> None:
-        if stored := [name for name in params if name in self._tensors]:
-            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
-        super().write_params(params)
 
     # -- arrays on the device ----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.base import Backend
+from ostinato.backends.common.expert_store import ExpertStore
 from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.webgpu.code import load_image
 from ostinato.backends.webgpu.context import WebGpuContext
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.backends.webgpu.compilation import Compilation
     from ostinato.ir.graph import BaseGraph
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
 
 __all__ = ["MetalBackend", "VulkanBackend", "WebGpuBackend"]
 
@@ -79,6 +80,10 @@ class WebGpuBackend(Backend):
         experts: ExpertsInFile | None = None,
         siblings: Sequence[Executable] | None = None,
     ) -> WebGpuExecutable:
+        if experts is not None:
+            store = ExpertStore.of(experts)
+            compiled = self._compile(graph, options, progress, experts=store)
+            return self._executable(compiled, params, None, experts.tensors)
         near = None
         if siblings is not None:
             near = [sibling for sibling in siblings if isinstance(sibling, WebGpuExecutable)]
@@ -103,10 +108,14 @@ class WebGpuBackend(Backend):
         options: CompileOptions,
         progress: Progress | None = None,
         built: BaseGraph | None = None,
+        experts: ExpertStore | None = None,
     ) -> Compilation:
         from ostinato.backends.webgpu.compilation import compile_graph
 
-        return compile_graph(graph, options, self.gpu.target, self.device, progress, built=built)
+        target = self.gpu.target
+        return compile_graph(
+            graph, options, target, self.device, progress, built=built, experts=experts
+        )
 
     def _recompile(
         self, options: CompileOptions, graph: BaseGraph, built: BaseGraph
@@ -119,11 +128,12 @@ class WebGpuBackend(Backend):
         compiled: Compilation,
         params: Mapping[str, ParamSource],
         siblings: Sequence[WebGpuExecutable] | None,
+        experts: Mapping[str, ExpertTensor] | None = None,
     ) -> WebGpuExecutable:
         with compiled.lowered.report.timed("memory"):
             code = compiled.loaded(self.gpu, self._host)
             return WebGpuExecutable(
-                compiled.image, code, self.context, params, lambda: compiled, siblings
+                compiled.image, code, self.context, params, lambda: compiled, siblings, experts
             )
 
 

@@ -29,6 +29,7 @@ CAPABILITIES = Capabilities(
     row_limits=True,
     shared_weights=True,
     expert_residency=True,
+    experts_in_file=True,
 )
 
 

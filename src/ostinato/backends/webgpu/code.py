@@ -12,6 +12,7 @@ from ostinato.backends.webgpu.arguments import Arguments, offset_unit
 from ostinato.backends.webgpu.host_steps import linked
 from ostinato.backends.webgpu.image import SHADER, HostStep, LaunchStep
 from ostinato.backends.webgpu.kernel import Bindings, WebGpuKernel
+from ostinato.backends.webgpu.rules.expert_staging import StageExperts
 from ostinato.backends.webgpu.sizes import size_text
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
@@ -57,11 +58,13 @@ class Rendered(NamedTuple):
     Attributes:
         key: the cache's key.
         groups: the number of workgroups, as text.
+        iterations: the most iterations of a thread's loops, as text.
         source: WGSL.
     """
 
     key: str
     groups: str
+    iterations: str
     source: str
 
 
@@ -72,10 +75,10 @@ def rendered(kernel: WebGpuKernel, target: WebGpuTarget, bindings: Bindings) -> 
 
     def build() -> bytes:
         shader = kernel.shader(target, bindings)
-        return f"{size_text(shader.groups)}\n{shader.source}".encode()
+        sizes = size_text(shader.groups), size_text(shader.iterations)
+        return "\n".join((*sizes, shader.source)).encode()
 
-    groups, _, source = process_cache().get_or_build(key, build).decode().partition("\n")
-    return Rendered(key, groups, source)
+    return Rendered(key, *process_cache().get_or_build(key, build).decode().split("\n", 2))
 
 
 def obstacle(kernel: Kernel, target: WebGpuTarget, bindings: Bindings) -> str:
@@ -86,7 +89,7 @@ def obstacle(kernel: Kernel, target: WebGpuTarget, bindings: Bindings) -> str:
         target: the device.
         bindings: the buffers that its arguments are in.
     """
-    if isinstance(kernel, Control | SizeStep):
+    if isinstance(kernel, Control | SizeStep | StageExperts):
         return ""
     if not isinstance(kernel, WebGpuKernel):
         return "this device has no kernel for it"
@@ -184,6 +187,7 @@ class KernelCode:
             found.first,
             found.bindings.writable,
             shader.groups,
+            "" if self.target.iterations is None else shader.iterations,
         )
 
 
@@ -323,7 +327,7 @@ def load_image(gpu: Gpu, host: HostKernels, objects: Sequence[ObjectCode]) -> Lo
         if data is None:
             return None
         if symbols == (SHADER,):
-            shaders[key] = data.decode().partition("\n")[2]
+            shaders[key] = data.decode().split("\n", 2)[2]
         else:
             native.append((data, symbols))
     code = linked(native)

@@ -12,7 +12,8 @@ from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.webgpu.arguments import Arguments
 from ostinato.backends.webgpu.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.webgpu.code import LoadedCode, WebGpuCode, object_codes
-from ostinato.backends.webgpu.image import ControlStep, Image, SizeStep
+from ostinato.backends.webgpu.image import ControlStep, ExpertStep, Image, SizeStep
+from ostinato.backends.webgpu.rules.expert_staging import StageExperts
 from ostinato.backends.webgpu.rules.table import lower_for_webgpu
 from ostinato.backends.webgpu.sizes import size_text
 from ostinato.cache.objects import process_cache
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.base import Progress
     from ostinato.backends.common.called_experts import ExpertProgram
+    from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.loopir.kernel import Kernel
-    from ostinato.lower.program import Call
+    from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.plan.report import CompileReport
     from ostinato.variables import Dim
 
@@ -108,6 +110,9 @@ class Compilation:
             variables = self.lowered.program.variables
             number = -1 if kernel.symbol is None else variables.index(kernel.symbol)
             return SizeStep(places, number, size_text(kernel.limit), kernel.problem)
+        if isinstance(kernel, StageExperts):
+            layer = self.lowered.program.resident.index(kernel.layer)
+            return ExpertStep((places[0], places[1]), layer, size_text(kernel.rows))
         types = [buffer.type for buffer in call.buffers]
         return self.code.code(kernel).step(places, types, self.shaders)
 
@@ -125,6 +130,7 @@ def compile_graph(
     progress: Progress | None = None,
     *,
     built: BaseGraph | None = None,
+    experts: ExpertStore | None = None,
 ) -> Compilation:
     """Compile ``graph``.
 
@@ -134,12 +140,18 @@ def compile_graph(
             its subgroups nor its floats of 16 bits.
         device: for the report.
         built: the user's graph, if that is another object than ``graph``.
+        experts: params whose experts do not all stay on the device.
+
+    Raises:
+        InputError: params in a file of experts are used for more than that, or do not fit a budget.
     """
     if not options.optimize:
         target = replace(target, subgroups=False, halves=False)
-    settings = replace(lowering_options(options), keep_ids=True)
+    settings = replace(lowering_options(options), experts=experts, keep_ids=True)
     lower = partial(lower_for_webgpu, settings=settings)
-    lowered = lower_graph(graph, options, device, CAPABILITIES, lower, built=built)
+    lowered = lower_graph(
+        graph, options, device, CAPABILITIES, lower, resident=_resident, built=built
+    )
     report, program = lowered.report, lowered.program
     before = replace(process_cache().counters)
     with report.timed("code"):
@@ -158,6 +170,11 @@ def compile_graph(
     note_kernels(report, program, lambda call: compiled.code.code(call.kernel).name)
     _note_reasons(report, compiled.code, calls)
     return compiled
+
+
+def _resident(program: ExpertProgram) -> list[LoweredBuffer]:
+    """The buffers of resident experts."""
+    return [*dict.fromkeys(m.places for layer in program.resident for m in layer.matrices)]
 
 
 def _bindings(lowered: LoweredGraph[ExpertProgram], call: Call, target: WebGpuTarget) -> Bindings:

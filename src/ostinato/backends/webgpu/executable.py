@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.program_memory import ProgramMemory
+    from ostinato.backends.common.resident_experts import ResidentLayer
     from ostinato.backends.webgpu.code import LoadedCode
     from ostinato.backends.webgpu.compilation import Compilation
     from ostinato.backends.webgpu.context import WebGpuContext
+    from ostinato.backends.webgpu.expert_tier import ExpertTier
     from ostinato.backends.webgpu.image import AnyStep, Image
     from ostinato.backends.webgpu.partial_launch import LeadingRows, RowLimits
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
+    from ostinato.lower.program import LoweredBuffer
     from ostinato.plan.buffer import Storage
 
 __all__ = ["WebGpuExecutable"]
@@ -41,7 +44,7 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
         context: the device's command queue.
         params: contents of the params.
         compilation: returns the compilation of the program, for plans, reports and messages.
-        siblings: see the class above.
+        siblings, experts: see the class above.
     """
 
     def __init__(
@@ -52,13 +55,14 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
         params: Mapping[str, ParamSource],
         compilation: Callable[[], Compilation],
         siblings: Sequence[WebGpuExecutable] | None = None,
+        experts: Mapping[str, ExpertTensor] | None = None,
     ) -> None:
         self._code = code
         self._compiled = compilation
         self._leading_rows: dict[int, LeadingRows] = {}
         self._nodes_of = lambda position: compilation().nodes_of(position)
         blocks = Blocks(context.gpu, "a compiled graph")
-        super().__init__(image, blocks, context, params, compilation, siblings)
+        super().__init__(image, blocks, context, params, compilation, siblings, experts)
 
     def _start(self, memory: ProgramMemory[DeviceBlock, AnyStep]) -> None:
         super()._start(memory)
@@ -92,6 +96,18 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
             touches=self._resident.accesses,
             describe=self._nodes_of,
         )
+
+    def _open_tier(
+        self,
+        layers: Sequence[ResidentLayer],
+        locations: Mapping[LoweredBuffer, tuple[int, int]],
+        memory: DeviceBlock,
+    ) -> ExpertTier:
+        from ostinato.backends.webgpu.expert_tier import ExpertTier
+
+        tier = ExpertTier(layers, locations, memory, self._tensors)
+        self.program.stage_experts = tier.stage
+        return tier
 
     def _new_block(self, nbytes: int, purpose: str) -> DeviceBlock:
         return DeviceBlock(self._context.gpu, nbytes, purpose)

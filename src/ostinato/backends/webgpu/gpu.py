@@ -31,6 +31,10 @@ INTERFACES = {"METAL": "Metal", "VULKAN": "Vulkan"}
 _ALIGNMENT = 256
 
 
+#: Iterations of an invocation's loops, all together, after which Mesa's software adapter ends them.
+_MESA_ITERATIONS = (1 << 16) - 1
+
+
 class Gpu:
     """A device that this process uses; see :meth:`opened`.
 
@@ -91,6 +95,7 @@ class Gpu:
             shared_bytes=limits["max-compute-workgroup-storage-size"],
             bindings=limits["max-storage-buffers-per-shader-stage"],
             part_bytes=part // _ALIGNMENT * _ALIGNMENT,
+            iterations=_MESA_ITERATIONS if "llvmpipe" in self.name else None,
         )
 
     @property
@@ -130,10 +135,7 @@ class Gpu:
         if self._lost:
             raise DeviceError(self._lost)
         if self._process != os.getpid():
-            raise DeviceError(
-                f"{self.device} was opened before os.fork, and WebGPU does not work in the child: "
-                "open sessions in the child, or start it with the method 'spawn'"
-            )
+            raise _after_fork(self.device)
 
     def _explained(self, error: DriverFailure) -> DeviceError:
         """The error for a call that failed; the device may be lost from now on."""
@@ -198,13 +200,21 @@ class _OpenedDevices:
 
     def __init__(self) -> None:
         self._guard = Mutex()
+        self._process = 0
         self._found: weakref.WeakValueDictionary[tuple[Device, int | None], Gpu] = (
             weakref.WeakValueDictionary()
         )
 
     def get(self, device: Device, most_part_bytes: int | None) -> Gpu:
-        """The one that is open, or a new one."""
+        """The one that is open, or a new one.
+
+        Raises:
+            DeviceError: a parent of this process has opened one: the driver's threads are not here.
+        """
         with self._guard:
+            self._process = self._process or os.getpid()
+            if self._process != os.getpid():
+                raise _after_fork(device)
             found = self._found.get((device, most_part_bytes))
             if found is None or found.lost:
                 found = self._found[device, most_part_bytes] = Gpu(device, most_part_bytes)
@@ -213,6 +223,13 @@ class _OpenedDevices:
 
 #: The only instance: an adapter is opened once for all sessions.
 _OPENED = _OpenedDevices()
+
+
+def _after_fork(device: Device) -> DeviceError:
+    return DeviceError(
+        f"{device} was opened before os.fork, and WebGPU does not work in the child: start it with "
+        "the method 'spawn', or open no session before the fork"
+    )
 
 
 class Pipeline:

@@ -14,6 +14,7 @@ __all__ = [
     "AnyStep",
     "ControlStep",
     "CopyStep",
+    "ExpertStep",
     "HostStep",
     "Image",
     "LaunchStep",
@@ -38,6 +39,7 @@ class LaunchStep(NamedTuple):
         first: by argument, the number of the buffer of its slot that its offset counts from.
         writable: by binding, whether it is written.
         groups: the number of workgroups, as text.
+        iterations: the most iterations of a thread's loops, as text; empty: any number will do.
     """
 
     code: str
@@ -47,6 +49,7 @@ class LaunchStep(NamedTuple):
     first: tuple[int, ...]
     writable: tuple[bool, ...]
     groups: str
+    iterations: str
     tag: str = "launch"
 
 
@@ -119,12 +122,27 @@ class CopyStep(NamedTuple):
     tag: str = "copy"
 
 
+class ExpertStep(NamedTuple):
+    """A step that brings the experts that a run of a layer misses.
+
+    Attributes:
+        arguments: the ids of the experts, and the places that they are found at.
+        layer: the number of the layer, among those with experts in a file.
+        rows: how many ids there are, as text.
+    """
+
+    arguments: tuple[Place, Place]
+    layer: int
+    rows: str
+    tag: str = "experts"
+
+
 #: A step of a run.
-AnyStep: TypeAlias = LaunchStep | HostStep | SizeStep | ControlStep | CopyStep
+AnyStep: TypeAlias = LaunchStep | HostStep | SizeStep | ControlStep | CopyStep | ExpertStep
 
 _KINDS: dict[str, Any] = {
     kind._field_defaults["tag"]: kind
-    for kind in (LaunchStep, HostStep, SizeStep, ControlStep, CopyStep)
+    for kind in (LaunchStep, HostStep, SizeStep, ControlStep, CopyStep, ExpertStep)
 }
 
 

@@ -90,11 +90,13 @@ class Shader:
         source: the module, as WGSL.
         threads: of a workgroup, along one line.
         groups: the number of workgroups at given values of the Variables.
+        iterations: of a thread's loops, all together, at most.
     """
 
     source: str
     threads: int
     groups: Dim
+    iterations: Dim = 0
 
 
 class WebGpuKernel(Kernel):

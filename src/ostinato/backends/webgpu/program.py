@@ -107,6 +107,17 @@ class WebGpuProgram:
         for block in self._staged:
             block.discard()
 
+    @property
+    def stage_experts(self) -> Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+        """Brings the experts of a layer that are missing; see :class:`StepRunner`."""
+        return self._runner.stage_experts
+
+    @stage_experts.setter
+    def stage_experts(
+        self, stage: Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+    ) -> None:
+        self._runner.stage_experts = stage
+
     @cached_property
     def accesses(self) -> Accesses:
         return Accesses([(id(self), 1, True), *self._touches])

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.common.regions import host_address
-from ostinato.backends.webgpu.image import ControlStep, CopyStep, HostStep, LaunchStep, SizeStep
+from ostinato.backends.webgpu.image import (
+    ControlStep,
+    CopyStep,
+    ExpertStep,
+    HostStep,
+    LaunchStep,
+    SizeStep,
+)
 from ostinato.backends.webgpu.launches import Launches
 from ostinato.backends.webgpu.sizes import StoredSizes
 from ostinato.backends.webgpu.transfers import Download, Downloads, Pending
@@ -55,7 +62,13 @@ class StepRunner:
         code: of their kernels.
         variables: name and bounds of the Variables.
         describe: names the nodes of a step, for messages.
+
+    Attributes:
+        stage_experts: takes the number of a layer and the ids of its experts, brings those that are
+            missing, and returns the place of each; needed by programs with such layers.
     """
+
+    stage_experts: Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 
     def __init__(
         self,
@@ -85,6 +98,11 @@ class StepRunner:
         self._groups = [
             self._sizes.read(step.groups) if isinstance(step, LaunchStep) else 0 for step in steps
         ]
+        self._iterations = {
+            number: self._sizes.read(step.iterations)
+            for number, step in enumerate(steps)
+            if isinstance(step, LaunchStep) and step.iterations
+        }
         self._counts: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         self._downloads = Downloads(gpu)
 
@@ -220,6 +238,7 @@ class StepRunner:
         if found is None:
             if len(self._counts) >= _MOST_COUNTS:
                 self._counts.clear()
+            self._check_iterations(values)
             most = self._gpu.most_groups
             counts = [self._sizes.value(groups, values) for groups in self._groups]
             if limits is not None:
@@ -229,6 +248,22 @@ class StepRunner:
                 ]
             found = self._counts[key] = [folded(count, most) for count in counts]
         return found
+
+    def _check_iterations(self, values: Sequence[int]) -> None:
+        """Check that the device ends no loop of a kernel early.
+
+        Raises:
+            DeviceError: it would.
+        """
+        most = self._gpu.target.iterations
+        for position, count in self._iterations.items():
+            if most is not None and (found := self._sizes.value(count, values)) > most:
+                name = "" if self._describe is None else f"{self._describe(position)}: "
+                raise DeviceError(
+                    f"{name}this adapter, {self._gpu.name}, ends loops after {most:,} iterations, "
+                    f"and threads of this kernel may do {found:,}: use another device, or smaller "
+                    "tensors"
+                )
 
     def _named(
         self,
@@ -258,6 +293,9 @@ class StepRunner:
         if isinstance(step, HostStep):
             self._compute(position, step, slots, values)
             return position + 1
+        if isinstance(step, ExpertStep):
+            self._stage(step, slots, values)
+            return position + 1
         if isinstance(step, SizeStep):
             self._bind_size(step, slots, values)
             following = position + 1
@@ -280,6 +318,14 @@ class StepRunner:
             if written:
                 block, offset = _at(slots, place)
                 block.write(offset, bytes_of(array)[:nbytes])
+
+    def _stage(self, step: ExpertStep, slots: Slots, values: Sequence[int]) -> None:
+        """Bring the experts that the run calls, and write the place of each."""
+        ids = np.empty(self._sizes.value(self._sizes.read(step.rows), values), _INT64)
+        self._read(step.arguments[:1], slots, [ids.view(np.uint8)])
+        places = self.stage_experts(step.layer, ids)
+        block, offset = _at(slots, step.arguments[1])
+        block.write(offset, bytes_of(places.astype(_INT64, copy=False)))
 
     def _read(
         self,

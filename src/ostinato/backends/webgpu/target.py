@@ -21,6 +21,8 @@ class WebGpuTarget:
         bindings: the most storage buffers of a kernel.
         part_bytes: the size of a storage buffer that holds a part of a larger block of memory; a
             multiple of 256. See :class:`~ostinato.backends.webgpu.kernel.Bindings`.
+        iterations: the most iterations of a thread's loops, all together, which end there without
+            an error; ``None``: they do not.
     """
 
     subgroups: bool = False
@@ -29,11 +31,12 @@ class WebGpuTarget:
     shared_bytes: int = 16 << 10
     bindings: int = 8
     part_bytes: int = 128 << 20
+    iterations: int | None = None
 
     @cached_property
     def identity(self) -> str:
         """Everything that generated code depends on."""
         return (
             f"{self.subgroups} {self.halves} {self.threads} {self.shared_bytes} {self.bindings} "
-            f"{self.part_bytes}"
+            f"{self.part_bytes} {self.iterations}"
         )

@@ -32,12 +32,12 @@ class State:
     Attributes:
         kind: ``block``: ``[blocks, 64, ...]``, with a place for each token; ``slot``:
             ``[sequences, ...]``, a value for each sequence.
-        shape: of the whole.
+        shape: of the whole, whose first size may be a Variable.
         dtype: of the elements.
     """
 
     kind: str
-    shape: tuple[int, ...]
+    shape: tuple[Dim, ...]
     dtype: DType
 
 
@@ -72,8 +72,8 @@ class StepRows(Rows):
     sequence: Value
     table: Value
     place: Value
-    blocks: int
-    sequences: int
+    blocks: Dim
+    sequences: Dim
     kv_dtype: DType
 
 

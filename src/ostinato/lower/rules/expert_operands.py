@@ -29,18 +29,20 @@ class ExpertOperands:
         ids: the experts' ids.
         count: the matrices that a row chooses among.
         instead: the matrices that are elsewhere than for other nodes.
-        places: by id, the matrix; ``None``: the id is its number.
+        places: by id, the matrix; ``None``: the id is its number, counted from the first.
+        first: the number of the first matrix.
     """
 
     ids: Value
     count: Dim
     instead: Mapping[Value, LoweredBuffer] = field(default_factory=dict)
     places: LoweredBuffer | None = None
+    first: int = 0
 
     def expert(self, build: KernelBuilder, point: Indices) -> Dim:
         """The number of the matrix at a point of the ids."""
         if self.places is None:
-            return build.data_index(self.ids, point, self.count, wrap=True)
+            return build.data_index(self.ids, point, self.count, wrap=True) + self.first
         assert isinstance(self.count, int)
         position = build.argument(self.places, reads=True)
         place = Load(position, linear_index(self.ids.shape, point), INT64)

@@ -33,6 +33,14 @@ class LinalgVocabulary(ElementwiseVocabulary[T]):
         """
         return self._one(linalg.MATMUL, *self._promoted(a, b))
 
+    def widening_matmul(self, a: Any, b: Any) -> T:
+        """``a @ b`` of two float16 or two bfloat16, summed in float32 and left that wide.
+
+        Raises:
+            GraphError: as :meth:`matmul`, or a side is of another dtype.
+        """
+        return self._one(linalg.WIDENING_MATMUL, *self._promoted(a, b))
+
     def einsum(self, equation: str, *operands: Any) -> T:
         """Einstein summation in NumPy's syntax, ellipsis and implicit result included.
 

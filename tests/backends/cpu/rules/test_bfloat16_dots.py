@@ -156,3 +156,46 @@ def test_slow_dots_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The option leads to widening where that is faster."""
     monkeypatch.setattr(processor_facts, "bfloat16_dots_are_fast", lambda: False)
     assert gemm(TARGET, bfloat16_dots=True).b_format == gemm(TARGET).b_format
+
+
+@needs_dots
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_have_the_same_bits_alone_and_among_others(threads: int) -> None:
+    rows, x, w = ost.Variable("rows", 1, 70), numbers((70, 130)), numbers((300, 130), 1)
+    g = ost.Graph("heights")
+    matrix = g.permute_dims(g.param("w", w.shape, "bfloat16", value=w), (1, 0))
+    g.set_outputs([g.widening_matmul(g.input("x", (rows, 130), "bfloat16"), matrix)])
+    options = ost.CompileOptions(bfloat16_dots=True)
+    compiled = ost.Session("cpu", threads=threads).compile(g, options=options)
+    (whole,) = compiled.run({"x": x})
+    assert whole.dtype == np.float32
+    for start, count in [(0, 1), (3, 1), (69, 1), (5, 2), (7, 3), (8, 5), (1, 8), (2, 13), (9, 33)]:
+        (part,) = compiled.run({"x": x[start : start + count]})
+        assert part.tobytes() == whole[start : start + count].tobytes()
+
+
+@needs_dots
+def test_float32_rows_are_rounded_once_for_all_matrices() -> None:
+    """A gate and an up matrix share a kernel of dot products; the wanted results are the oracle's.
+
+    The weights are as many as it takes for rows to be rounded.
+    """
+    x = np.random.default_rng(2).standard_normal((5, 300)).astype(np.float32)
+    weights = [numbers((300, 256), seed) for seed in (3, 4)]
+    g = ost.Graph("rounded")
+    left = g.input("x", x.shape)
+    gate, up = (
+        g.matmul(left, g.param(name, w.shape, "bfloat16", value=w))
+        for name, w in zip(("gate", "up"), weights, strict=True)
+    )
+    g.set_outputs([g.silu(gate) * up])
+    options = ost.CompileOptions(bfloat16_dots=True)
+    compiled = ost.Session("cpu", threads=2).compile(g, options=options)
+    assert sum(" by 2" in str(kernel.loops) for kernel in compiled.plan.kernels) == 1
+    (got,) = compiled.run({"x": x})
+    rounded = x.astype(BF16).astype(np.float64)
+    gates, ups = (rounded @ w.astype(np.float64) for w in weights)
+    np.testing.assert_allclose(got, gates / (1 + np.exp(-gates)) * ups, rtol=2e-5, atol=2e-4)
+    (plain,) = ost.Session("cpu", threads=2).compile(g).run({"x": x})
+    gates, ups = (x.astype(np.float64) @ w.astype(np.float64) for w in weights)
+    np.testing.assert_allclose(plain, gates / (1 + np.exp(-gates)) * ups, rtol=2e-5, atol=2e-4)

@@ -13,6 +13,7 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
@@ -106,8 +107,8 @@ def test_a_decoding_step_is_one_kernel(
     barriers = segment.parts[-1].level
     assert barriers == 1 if exchange else barriers > config.layers * 8
     shared = [part.kernel for part in segment.parts if part.shares_of is not None]
-    # What is received, rope of queries and of keys, and the rows of two states, of each layer.
-    assert len(shared) == (5 * config.layers if exchange and key_heads > 1 else 0)
+    # What is received, rope of queries and of keys, the rows of two states, and attention itself.
+    assert len(shared) == (6 * config.layers if exchange and key_heads > 1 else 0)
     if exchange and key_heads > 1:  # the rows of cosines and sines are copied once
         alone = [p for p in segment.parts if p.everywhere and p.shares_of is None]
         assert sum(isinstance(p.kernel, CudaLoopNest) and len(p.arguments) == 2 for p in alone) == 2
@@ -122,6 +123,48 @@ def test_a_decoding_step_is_one_kernel(
         (wanted,) = expected.run({}, variables=values)
         assert found[0] == wanted[0]
         token = int(found[0])
+
+
+@pytest.mark.parametrize(("rows", "heads", "key_heads"), [(5, 4, 2), (8, 3, 3), (7, 2, 1)])
+def test_several_sequences_share_the_work_before_attention(
+    session: ost.Session, rows: int, heads: int, key_heads: int
+) -> None:
+    g, rng, width = ost.Graph("rows"), np.random.default_rng(5), 48
+    position, live = ost.Variable("position", 0, 63), ost.Variable("live", 1, 64)
+
+    def param(*shape: int) -> ost.Value:
+        made = (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+        return g.param(f"w{len(g.params)}", shape, "float32", value=made)
+
+    def projected(x: ost.Value, count: int) -> ost.Value:
+        return g.reshape(g.matmul(x, param(width, count * 16)), (rows, count, 1, 16))
+
+    x = g.input("x", (rows, width), "float32")
+    for layer in range(2):
+        seen = []
+        for kind in ("keys", "values"):
+            state = g.state(f"{layer}.{kind}", (rows, key_heads, 64, 16), "float32")
+            row = projected(x, key_heads)
+            row = g.tanh(row) if kind == "keys" else row
+            grown = g.dynamic_update_slice(state, row, (0, 0, position, 0))
+            g.assign(state, grown)
+            seen.append(g.slice(grown, (0, 0, 0, 0), (rows, key_heads, live, 16)))
+        mixed = g.attention(g.tanh(projected(x, heads)), *seen)
+        x = g.add(x, g.matmul(g.reshape(mixed, (rows, heads * 16)), param(heads * 16, width)))
+    g.set_outputs([x])
+    compiled, expected = session.compile(g), ost.Session("cpu").compile(g)
+    (segment,) = segments_of(compiled)
+    attended = [i for i, p in enumerate(segment.parts) if isinstance(p.kernel, AttentionKernel)]
+    for place in attended:  # each block runs them for its items, one behind the other
+        own = [i for i, part in enumerate(segment.parts) if part.shares_of == place]
+        assert own == list(range(place - 3, place + 1))
+        assert segment.parts[place].level == segment.parts[own[0] - 1].level
+    compile_text(segment.source(CudaTarget.of_arch("sm_90")), "sm_90")
+    for place in range(5):
+        given = {"x": rng.standard_normal((rows, width)).astype(np.float32)}
+        values = {"position": place, "live": place + 1}
+        (found,), (wanted,) = (c.run(given, variables=values) for c in (compiled, expected))
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
 
 
 def test_large_kernels_stand_alone(session: ost.Session) -> None:
@@ -331,14 +374,46 @@ def test_readers_compute_what_follows_from_another_result(session: ost.Session, 
 def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
     d = Draw(ost.Graph("kept"), np.random.default_rng(4))
     g, x = d.g, d.of((8, 64), "float32")
-    w = g.param("w", (64, 64), "float32", value=square(d))
+    values = d.rng.standard_normal((64, 2048)).astype(np.float32) / 64
+    w = g.param("w", (64, 2048), "float32", value=values)
     h = g.rms_norm(x, d.of((64,), "float32"))
-    y = g.matmul(h, w)  # too many rows for packets
-    g.set_outputs([h, g.matmul(y, w)])  # `h` is a result
+    y = g.matmul(h, w)  # too long for packets
+    g.set_outputs([h, g.matmul(y, g.permute_dims(w, (1, 0)))])  # `h` is a result
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
     (segment,) = segments_of(session.compile(g))
     assert not segment.spaces
     assert segment.parts[-1].level == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 5, 13])
+def test_several_rows_go_from_part_to_part_without_barriers(
+    session: ost.Session, rows: int, dtype: str
+) -> None:
+    """The norms are long enough that blocks share their rows, and send them to all products."""
+    d = Draw(ost.Graph("rows"), np.random.default_rng(rows))
+    g, width = d.g, 640
+    x = d.of((rows, width), dtype)
+
+    def weight(count: int, columns: int) -> ost.Value:
+        values = (d.rng.standard_normal((count, columns)) / np.sqrt(count)).astype(np.float32)
+        made = values.astype(x.dtype.numpy)
+        return g.param(f"w{len(g.params)}", values.shape, dtype, value=made)
+
+    for _ in range(2):
+        h = g.rms_norm(x, d.of((width,), dtype))
+        mixed = g.multiply(g.silu(g.matmul(h, weight(width, 48))), g.matmul(h, weight(width, 48)))
+        x = g.add(x, g.matmul(mixed, weight(48, width)))
+    g.set_outputs([g.rms_norm(x, d.of((width,), dtype))])
+    apart = ost.CompileOptions(segment_exchange=False)
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, apart)])
+    (segment,) = segments_of(session.compile(g))
+    (other,) = segments_of(session.compile(g, options=apart))
+    fits = rows * width * x.dtype.itemsize <= 32 << 10
+    assert (segment.parts[-1].level == 1) is fits
+    assert segment.parts[-1].level < other.parts[-1].level
+    for arch in ("sm_80", "sm_90"):
+        compile_text(segment.source(CudaTarget.of_arch(arch)), arch)
 
 
 def test_values_that_do_not_fit_in_a_block_stay_in_memory(session: ost.Session) -> None:

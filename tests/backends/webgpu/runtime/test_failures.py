@@ -104,6 +104,24 @@ def test_a_lost_device_says_so_from_then_on_and_another_opens(
     assert doubler(bounded(ALONE)).run({"x": X})[0].tolist() == (2 * X).tolist()
 
 
+def test_loops_that_the_adapter_ends_early_are_refused(session: ost.Session) -> None:
+    """Mesa's software adapter ends loops without an error; others compute what the CPU does."""
+    g = ost.Graph("long loops")
+    x = g.input("x", (ost.Variable("steps", 1, 400), 1, 8))
+    w, r = g.param("w", (1, 4 * 128, 8)), g.param("r", (1, 4 * 128, 128))
+    g.set_outputs([g.lstm(x, w, r)[0]])
+    rng = np.random.default_rng(0)
+    params = {n: 0.1 * rng.standard_normal(p.shape, dtype=np.float32) for n, p in g.params.items()}
+    compiled, expected = (s.compile(g, params) for s in (session, ost.Session("cpu")))
+    for steps in (8, 400, 9):
+        feeds = {"x": rng.standard_normal((steps, 1, 8), dtype=np.float32)}
+        if steps == 400 and session.context.gpu.target.iterations is not None:
+            with pytest.raises(ost.DeviceError, match=r"(?s)recurrent_scan.*ends loops after"):
+                compiled.run(feeds)
+        else:
+            np.testing.assert_allclose(compiled.run(feeds)[0], expected.run(feeds)[0], atol=1e-5)
+
+
 def test_arrays_of_another_device_are_refused(session: ost.Session, own: ost.Session) -> None:
     there, here = doubler(own), doubler(session)
     array = there._execution.executable.resident(X)
@@ -118,12 +136,16 @@ def test_arrays_of_another_device_are_refused(session: ost.Session, own: ost.Ses
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_is_told_to_open_its_own(session: ost.Session) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_forked_child_is_refused(session: ost.Session, *, again: bool) -> None:
+    """By sessions of the parent, and by new ones: the driver's threads are not in the child."""
     compiled = doubler(session)
     compiled.run({"x": X})
     child = os.fork()
     if child == 0:
         try:
+            if again:
+                compiled = doubler(ost.Session("webgpu"))
             compiled.run({"x": X})
         except ost.DeviceError as error:
             os._exit(0 if "opened before os.fork" in str(error) else 2)

@@ -68,6 +68,11 @@ class MlxFramework(Framework):
     def copy(self, array: Any) -> Any:
         return array  # nothing ever writes it
 
+    def failure(self, error: Exception) -> None:
+        if isinstance(error, OstinatoError):
+            raise error
+        raise _device_error(error) from error
+
     def wait(self, arrays: Sequence[Any]) -> None:
         try:
             self.module.eval(*arrays)
@@ -123,13 +128,13 @@ class MlxFunction:
         self._mx = mx
         self._operands = operands
         self._function: Callable[..., list[Any]] = lambda *arrays: list(function(*arrays))
-        self._compiled: Any = self._function if not framework.fuses else mx.compile(self._function)
+        self.call: Any = self._function if not framework.fuses else mx.compile(self._function)
         self._zeros = [mx.zeros(shape, framework.xp.native(dtype)) for dtype, shape in operands]
-        self._compiled(*self._zeros)  # traced, and not evaluated
+        self.call(*self._zeros)  # traced, and not evaluated
 
     def __call__(self, operands: Sequence[Any]) -> Sequence[Any]:
         try:
-            found: Sequence[Any] = self._compiled(*operands)
+            found: Sequence[Any] = self.call(*operands)
         except OstinatoError:
             raise
         except Exception as error:

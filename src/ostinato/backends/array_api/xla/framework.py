@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from ostinato.backends.array_api.framework import ArrayFunction, Framework, FunctionMemory
 from ostinato.backends.array_api.xla.capabilities import CAPABILITIES
 from ostinato.backends.array_api.xla.cpu_namespace import CpuJaxNamespace
+from ostinato.backends.array_api.xla.gpu_namespace import GpuJaxNamespace
 from ostinato.backends.array_api.xla.namespace import JaxNamespace
 from ostinato.backends.array_api.xla.rules import RULES
 from ostinato.cache.fingerprint import object_key
@@ -18,7 +21,7 @@ from ostinato.cache.objects import process_cache
 from ostinato.errors import DeviceError, DeviceMemoryError, InputError, OstinatoError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ostinato.backends.array_api.framework import Traced
@@ -32,6 +35,18 @@ _OPTIONS = {"xla_allow_excess_precision": False}
 
 #: Those of its CPUs.
 _CPU_OPTIONS = {"xla_cpu_enable_fast_math": False}
+#: Bytes from which it is faster to give an array's memory away than to copy it.
+_LEAST_GIVEN = 32 << 10
+
+#: By JAX's platform, its functions; GPUs of NVIDIA and AMD are one platform, of two more names.
+_NAMESPACES: Mapping[str, Callable[[], JaxNamespace]] = MappingProxyType(
+    {
+        "cpu": CpuJaxNamespace,
+        "gpu": GpuJaxNamespace,
+        "cuda": GpuJaxNamespace,
+        "rocm": GpuJaxNamespace,
+    }
+)
 
 
 class XlaFramework(Framework):
@@ -44,6 +59,7 @@ class XlaFramework(Framework):
     label = "XLA"
     rules = RULES
     capabilities = CAPABILITIES
+    starts_calls = True
 
     def __init__(self, device: Any) -> None:
         import jax
@@ -53,7 +69,7 @@ class XlaFramework(Framework):
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self._is_cpu = device.platform == "cpu"
         self._options = {**_OPTIONS, **(_CPU_OPTIONS if self._is_cpu else {})}
-        self.xp: JaxNamespace = CpuJaxNamespace() if self._is_cpu else JaxNamespace()
+        self.xp: JaxNamespace = _NAMESPACES.get(device.platform, JaxNamespace)()
 
     def on_host(self, node: Node) -> bool:
         return node.op.binds_size
@@ -65,6 +81,13 @@ class XlaFramework(Framework):
         found: AbstractContextManager[object] = self._jax.enable_x64(True)
         return found
 
+    def settings(
+        self, inputs: Iterable[DType]
+    ) -> Callable[[], AbstractContextManager[object]] | None:
+        """None, but where JAX would make 32 bits of an array of 64 that it is given."""
+        wide = partial(self._jax.enable_x64, True)
+        return wide if any(dtype.itemsize == 8 for dtype in inputs) else None
+
     def from_host(self, array: np.ndarray[Any, Any], *, copy: bool) -> Any:
         if not copy:
             return array  # compiled functions take it as it is, without a copy where it is aligned
@@ -72,6 +95,27 @@ class XlaFramework(Framework):
 
     def snapshot(self, array: np.ndarray[Any, Any]) -> Any:
         return array.copy()  # a tenth of the time of an array of JAX
+
+    @property
+    def taken(self) -> Callable[[np.ndarray[Any, Any]], Any]:
+        return operator.methodcaller("copy")
+
+    @property
+    def lent(self) -> None:
+        """No function: arrays are operands as they are, without a copy where they are aligned."""
+
+    @property
+    def copied_out(self) -> Callable[[Any], np.ndarray[Any, Any]]:
+        """NumPy's copy, which waits for the array."""
+        return np.array
+
+    def gives(self, nbytes: int) -> bool:
+        return self._is_cpu and nbytes >= _LEAST_GIVEN
+
+    def failure(self, error: Exception) -> None:
+        if isinstance(error, OstinatoError):
+            raise error
+        raise _device_error(error) from error
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         try:
@@ -190,17 +234,17 @@ class XlaFunction:
     """See :class:`ArrayFunction`.
 
     Args:
-        compiled: JAX's.
+        compiled: JAX's, which :attr:`call` is.
         stored: whether it was read from disk.
     """
 
     def __init__(self, compiled: Any, *, stored: bool) -> None:
-        self._compiled = compiled
+        self.call = compiled
         self.stored = stored
 
     def __call__(self, operands: Sequence[Any]) -> Sequence[Any]:
         try:
-            results: Sequence[Any] = self._compiled(*operands)
+            results: Sequence[Any] = self.call(*operands)
         except OstinatoError:
             raise
         except Exception as error:
@@ -210,12 +254,12 @@ class XlaFunction:
     @property
     def text(self) -> str:
         """The optimised HLO."""
-        return str(self._compiled.as_text())
+        return str(self.call.as_text())
 
     @property
     def memory(self) -> FunctionMemory:
         """XLA's own account."""
-        found = self._compiled.memory_analysis()
+        found = self.call.memory_analysis()
         temporary = int(getattr(found, "temp_size_in_bytes", 0) or 0)
         return FunctionMemory(temporary, temporary)
 

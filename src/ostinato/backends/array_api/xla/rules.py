@@ -150,11 +150,44 @@ def _dynamic_slice(
 def _dynamic_update_slice(
     evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
 ) -> Any:
+    """By XLA's own, unless the update is computed from the array itself.
+
+    Where the array is another shape of a buffer, XLA's CPU would compute such an update while it
+    writes to that buffer.
+    """
     import jax
 
     x, update, *starts = operands
+    if _derives(node.inputs[1], _origin(node.inputs[0])):
+        return node.op.evaluate(evaluator.xp, *operands, **attrs)
     at = [_from_zero(evaluator, start) for start in starts]
     return jax.lax.dynamic_update_slice(x, update, at)
+
+
+#: Ops whose result may be their first operand's buffer.
+_VIEWS = frozenset(
+    {"reshape", "permute_dims", "broadcast_to", "slice", "cast", "pad", "flip", "tile", "concat"}
+)
+
+
+def _origin(value: Value) -> Value:
+    """The value whose buffer a value may be."""
+    while value.node.op.name in _VIEWS:
+        value = value.node.inputs[0]
+    return value
+
+
+def _derives(value: Value, source: Value) -> bool:
+    """Whether a value is computed from another one."""
+    seen, pending = {value}, [value]
+    while pending:
+        found = pending.pop()
+        if found is source:
+            return True
+        new = {v for v in found.node.inputs if v.id >= source.id} - seen
+        seen |= new
+        pending += new
+    return False
 
 
 def _from_zero(evaluator: Evaluator, start: Any) -> Any:

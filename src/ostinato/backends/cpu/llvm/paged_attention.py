@@ -353,7 +353,7 @@ class _Renderer:
         attention = self.attention
         scope = run.scope.child(symbols={attention.page: page})
         number = self.scalars.value(attention.table, scope).astype(INT64).value
-        block = self._clamped(number, I64(max_extent(attention.block)))
+        block = self._clamped(number, self.indices.scalar(extent_of(attention.block), scope))
         return run.scope.child(symbols={attention.block: block})
 
     def _following(self, run: _Run, page: ir.Value) -> Scope | None:

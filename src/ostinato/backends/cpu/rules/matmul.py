@@ -11,6 +11,7 @@ from ostinato.backends.cpu.rules.packed_matmul import (
     segment_of,
     tile_sizes,
 )
+from ostinato.dtypes import BFLOAT16
 from ostinato.lazy import LazyModule
 from ostinato.lower.fusion.regions import Region
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
@@ -39,6 +40,9 @@ else:
 
 __all__ = ["MatmulRules"]
 
+#: Matmuls of one column are dot products, row by row.
+_FLOATS = ("matmul", "widening_matmul")
+
 
 class MatmulRules:
     """Rules that multiply with packed panels.
@@ -55,7 +59,7 @@ class MatmulRules:
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a matmul: a dot product per row where there is one column, else a GEMM."""
         (matmul,) = self._packed([root])
-        if matmul.spec.n == 1 and root.op.name == "matmul":
+        if matmul.spec.n == 1 and root.op.name in _FLOATS:
             build = lowering.builder(region)
             outputs = lowering.region_outputs(region)
             nest = matmul.spec.loop_nest(build, outputs, lowering.variables)
@@ -95,8 +99,14 @@ class MatmulRules:
                 return int_gemm.blockwise_matmul(node)
             case "packed_block_matmul":
                 return packed_blocks.packed_block_matmul(node)
-        found = bfloat16_gemm.bfloat16_matmul(node) if self.registers.bfloat16_dots else None
-        return found or OrderedMatmul(matmul_spec(node))
+        return self._by_dots(node) or OrderedMatmul(matmul_spec(node))
+
+    def _by_dots(self, node: Node) -> PackedMatmul | None:
+        """The matmul by dot products of bfloat16, if it is one of that and they are wanted."""
+        wanted = self.registers.bfloat16_dots
+        if wanted is None or node.inputs[0].dtype != BFLOAT16 or not wanted():
+            return None
+        return bfloat16_gemm.bfloat16_matmul(node)
 
     def _lower(
         self, lowering: ProgramBuilder, segments: Sequence[tuple[Region, Sequence[PackedMatmul]]]

@@ -65,7 +65,8 @@ else:
 
 __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 
-_MATMULS = ("matmul", "integer_matmul", "blockwise_matmul", "packed_block_matmul")
+_BLOCK_MATMULS = ("blockwise_matmul", "packed_block_matmul")
+_MATMULS = ("matmul", "widening_matmul", "integer_matmul", *_BLOCK_MATMULS)
 _CONVOLUTIONS = ("conv", "integer_conv")
 _SELECTIONS = ("flat_nonzero", "non_max_suppression", "draw")
 _ATTENTION = ("attention", "sink_attention")

@@ -57,7 +57,8 @@ class RegisterFile:
         prefetches: whether tiles prefetch panels.
         few_rows_prefetch: finds whether it pays for tiles of few rows, too; asked when there are
             such tiles of weights that come from memory.
-        bfloat16_dots: whether one instruction adds two products of bfloat16 to a float32 sum.
+        bfloat16_dots: finds whether matmuls of bfloat16 are to be dot products of pairs; asked when
+            there are such matmuls. ``None``: they are not.
         amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
     """
 
@@ -67,7 +68,7 @@ class RegisterFile:
     byte_dots: bool = False
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetches: bool = False
-    bfloat16_dots: bool = False
+    bfloat16_dots: Callable[[], bool] | None = None
     amx_dtypes: frozenset[DType] = frozenset()
     few_rows_prefetch: Callable[[], bool] | None = None
 

@@ -1,5 +1,6 @@
 // Values that are passed from block to block, each element of which shows that it is there.
 #pragma once
+#include "packs.cuh"
 #include "products.cuh"
 
 namespace ost {
@@ -36,6 +37,18 @@ inline unsigned load_packets(const unsigned* from) {
     return *from;
 #endif
 }
+inline vector<unsigned, 2> load_packets(const vector<unsigned, 2>* from) {
+#ifdef __CUDA_ARCH__
+    vector<unsigned, 2> found;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(found.at[0]), "=r"(found.at[1])
+                 : "l"(from)
+                 : "memory");
+    return found;
+#else
+    return *from;
+#endif
+}
 inline vector<unsigned, 4> load_packets(const vector<unsigned, 4>* from) {
 #ifdef __CUDA_ARCH__
     vector<unsigned, 4> found;
@@ -48,14 +61,48 @@ inline vector<unsigned, 4> load_packets(const vector<unsigned, 4>* from) {
     return *from;
 #endif
 }
-template <class T>
-inline bool are_there(const vector<unsigned, 4>& words) {
-    return are_there<T>(words.at[0]) && are_there<T>(words.at[1]) && are_there<T>(words.at[2]) &&
-           are_there<T>(words.at[3]);
+template <class T, int Count>
+inline bool are_there(const vector<unsigned, Count>& words) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < Count; i++) all &= are_there<T>(words.at[i]);
+    return all;
+}
+// Stores that bring many packets, none of which is empty.
+inline void store_packets(unsigned* packets, unsigned words) {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(packets), "r"(words) : "memory");
+#else
+    *packets = words;
+#endif
+}
+inline void store_packets(vector<unsigned, 2>* packets, const vector<unsigned, 2>& words) {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(packets), "r"(words.at[0]),
+                 "r"(words.at[1])
+                 : "memory");
+#else
+    *packets = words;
+#endif
+}
+inline void store_packets(vector<unsigned, 4>* packets, const vector<unsigned, 4>& words) {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(packets),
+                 "r"(words.at[0]), "r"(words.at[1]), "r"(words.at[2]), "r"(words.at[3])
+                 : "memory");
+#else
+    *packets = words;
+#endif
+}
+
+// An element that is sent has one bit pattern less.
+inline unsigned short sent(unsigned short element) { return element == 0xFFFFu ? 0x7FFFu : element; }
+inline float sent(float element) {
+    return bits_as<unsigned>(element) == ~0u ? bits_as<float>(0x7FFFFFFFu) : element;
 }
 
 inline void store_packet(unsigned short* packet, unsigned short element) {
-    if (element == 0xFFFFu) element = 0x7FFFu;
+    element = sent(element);
 #ifdef __CUDA_ARCH__
     asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(packet), "h"(element) : "memory");
 #else
@@ -63,13 +110,29 @@ inline void store_packet(unsigned short* packet, unsigned short element) {
 #endif
 }
 inline void store_packet(float* packet, float element) {
-    unsigned bits = bits_as<unsigned>(element);
-    if (bits == ~0u) bits = 0x7FFFFFFFu;
+    element = sent(element);
 #ifdef __CUDA_ARCH__
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(packet), "r"(bits) : "memory");
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(packet), "f"(element) : "memory");
 #else
-    *packet = bits_as<float>(bits);
+    *packet = element;
 #endif
+}
+
+// The integers that packets of type T are.
+template <class T>
+using packet_bits = typename choice<sizeof(T) == 2, unsigned short, unsigned>::type;
+
+// What is at an address, once all packets of type T in it are there.
+template <class T, class Word>
+inline Word await_packets(const Word* from) {
+    Word found = load_packets(from);
+    unsigned polls = 0;
+#pragma unroll 1
+    while (!are_there<T>(found)) {
+        if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+        found = load_packets(from);
+    }
+    return found;
 }
 
 // An array whose elements are sent as they are written.
@@ -93,8 +156,40 @@ struct inbox {
     const T* packets;
 
     explicit inbox(const void* packets) : packets((const T*)packets) {}
+    T operator[](long long i) const {
+        return bits_as<T>(await_packets<T>((const packet_bits<T>*)packets + i));
+    }
     inbox operator+(long long i) const { return inbox(packets + i); }
 };
+
+// The words of a pack: of 4, 8 or 16 bytes.
+template <int Bytes>
+using packet_words = typename choice<
+    Bytes == 4, unsigned, typename choice<Bytes == 8, vector<unsigned, 2>, vector<unsigned, 4>>::type
+>::type;
+
+template <class T, int Count>
+inline pack<T, Count> pack<T, Count>::load(inbox<T> from) {
+    using words = packet_words<sizeof(part)>;
+    words found[parts];
+#pragma unroll
+    for (int i = 0; i < parts; ++i) found[i] = await_packets<T>((const words*)from.packets + i);
+    pack result;
+    memcpy(result.at, found, sizeof found);
+    return result;
+}
+
+template <class T, int Count>
+inline void pack<T, Count>::store(outbox<T> to) const {
+    using words = packet_words<sizeof(part)>;
+    T elements[Count];
+#pragma unroll
+    for (int i = 0; i < Count; ++i) elements[i] = sent(at[i]);
+    words given[parts];
+    memcpy(given, elements, sizeof given);
+#pragma unroll
+    for (int i = 0; i < parts; ++i) store_packets((words*)to.packets + i, given[i]);
+}
 
 // Empties units of two bytes, of which there are a multiple of eight.
 inline void clear_packets(unsigned short* packets, int count, place own, place all) {
@@ -134,9 +229,7 @@ inline void receive_packets(From from, Put put) {
     }
 }
 
-// The integers that packets of type T are, and the unit in which so many of them are received.
-template <class T>
-using packet_bits = typename choice<sizeof(T) == 2, unsigned short, unsigned>::type;
+// The unit in which so many packets of type T are received.
 template <class T, int Count>
 using packet_unit =
     typename choice<Count * sizeof(T) % 16 == 0, vector<unsigned, 4>, packet_bits<T>>::type;

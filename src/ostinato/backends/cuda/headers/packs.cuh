@@ -19,6 +19,12 @@ struct word<16> {
     typedef uint4 type;
 };
 
+// Values that other blocks send and receive: see packets.cuh.
+template <class T>
+struct inbox;
+template <class T>
+struct outbox;
+
 // `Count` elements, which take 4, 8 or a multiple of 16 bytes; their address is as aligned.
 template <class T, int Count>
 struct pack {
@@ -43,6 +49,9 @@ struct pack {
 #pragma unroll
         for (int i = 0; i < parts; ++i) reinterpret_cast<part*>(to)[i] = words[i];
     }
+
+    static pack load(inbox<T> from);
+    void store(outbox<T> to) const;
 };
 
 }  // namespace ost

@@ -1,9 +1,9 @@
 """Rendering attention for the few rows of a generated token, whose keys are rows of vectors.
 
 A few neighbouring lanes share a key: each has some features of it, of its value and of all queries,
-in registers. Every thread goes on with its own softmax; what threads have found is added up at the
-end, in a fixed order. So the keys and the values of many threads are on their way from memory at
-once, and there is but one barrier.
+in registers, and loads the next keys before it goes on with these. Threads have a softmax each, and
+what they have found is added up at the end, in a fixed order. So the keys of many threads are on
+their way from memory at once, and there is but one barrier.
 """
 
 from __future__ import annotations
@@ -105,20 +105,37 @@ $item
 $query
         }
         ost::contribution<$acc, $count> found[$rows];
-        for (long long start = begin; start < end; start += $keys * $places) {
-            $acc values[$keys][$count], scores[$rows][$keys];
-            $acc products[$keys][$rows] = {};
+        $key_vector next_keys[$keys];
+        $value_vector next_values[$keys];
+        const auto load = [&](long long start) {
 #pragma unroll
             for (int i = 0; i < $keys; i++) {
                 const long long wanted = start + i * $places + place;
                 const long long key = wanted < end ? wanted : end - 1, d = feature, n = feature;
-                $acc elements[$count];
                 {
-$key
+$load_key
                 }
                 {
+$load_value
+                }
+            }
+        };
+        if (begin < end) load(begin);
+        for (long long start = begin; start < end; start += $keys * $places) {
+            $acc values[$keys][$count], scores[$rows][$keys];
+            $acc products[$keys][$rows] = {};
+            $key_vector keys_here[$keys];
+#pragma unroll
+            for (int i = 0; i < $keys; i++) {
+                const $value_vector values_here = next_values[i];
+                keys_here[i] = next_keys[i];
 $value
-                }
+            }
+            if (start + $keys * $places < end) load(start + $keys * $places);
+#pragma unroll
+            for (int i = 0; i < $keys; i++) {
+                $acc elements[$count];
+$key
 #pragma unroll
                 for (int j = 0; j < $count; j++) {
 #pragma unroll
@@ -287,8 +304,12 @@ def body(attention: AttentionKernel) -> Body:
         warps=_THREADS // _WARP,
         features=features,
         query=query,
-        key=frame.vector(spec.k, k.load, count, acc, 5, names, "elements"),
-        value=frame.vector(spec.v, v.load, count, acc, 5, names, "values[i]"),
+        key_vector=_vector(k.load, count),
+        value_vector=_vector(v.load, count),
+        load_key=frame.words(k.load, _vector(k.load, count), 5, names, "next_keys[i]"),
+        load_value=frame.words(v.load, _vector(v.load, count), 5, names, "next_values[i]"),
+        key=frame.converted(spec.k, k.load, count, acc, 4, names, "keys_here[i]", "elements"),
+        value=frame.converted(spec.v, v.load, count, acc, 4, names, "values_here", "values[i]"),
         score=score_text(attention, frame, names, 6, "products[i][r]", "score"),
         store=store,
     )
@@ -316,6 +337,11 @@ def body(attention: AttentionKernel) -> Body:
     )
     includes = f'{made.includes}#include "attention.cuh"\n'
     return replace(made, includes=includes, touch=f"{frame.sizes(sizes)}\n{touch}")
+
+
+def _vector(load: Load, count: int) -> str:
+    """The type of elements that are loaded at once."""
+    return f"ost::vector<{CudaDialect().memory_type(load.dtype)}, {count}>"
 
 
 def _word(frame: Frame, load: Load, names: Mapping[Symbol, str]) -> str:

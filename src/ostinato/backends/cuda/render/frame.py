@@ -232,17 +232,52 @@ class Frame:
             names: by axis, the variable that has its value.
             target: the array that is assigned to.
         """
+        type_ = f"ost::vector<{CudaDialect().memory_type(load.dtype)}, {count}>"
         point = self.point(depth, names)
-        writer, code = point.writer, point.scalars.code
-        type_ = f"ost::vector<{code.dialect.memory_type(load.dtype)}, {count}>"
+        writer = point.writer
         index, name = point.index(load.index), writer.fresh("v")
         writer.line(f"const {type_} {name} = *(const {type_}*)(b{load.buffer} + {index});")
+        self._convert(point, scalar, load, count, dtype, name, target)
+        return point.text
+
+    def converted(
+        self,
+        scalar: Scalar,
+        load: Load,
+        count: int,
+        dtype: DType,
+        depth: int,
+        names: Mapping[Symbol, str],
+        source: str,
+        target: str,
+    ) -> str:
+        """Statements that assign elements of a vector that is there.
+
+        Args:
+            scalar, load, count, dtype, depth, names, target: see :meth:`vector`.
+            source: the vector.
+        """
+        point = self.point(depth, names)
+        self._convert(point, scalar, load, count, dtype, source, target)
+        return point.text
+
+    @staticmethod
+    def _convert(
+        point: Point,
+        scalar: Scalar,
+        load: Load,
+        count: int,
+        dtype: DType,
+        source: str,
+        target: str,
+    ) -> None:
+        """Write the statements that assign elements of a vector."""
+        code = point.scalars.code
         for i in range(count):
             inside = replace(point, scope=point.scope.child())
-            element = code.dialect.from_memory(f"{name}.at[{i}]", load.dtype)
+            element = code.dialect.from_memory(f"{source}.at[{i}]", load.dtype)
             inside.scope.values[id(load)] = code.keep(load.dtype, element)
-            writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
-        return point.text
+            point.writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
 
     def address(self, load: Load, depth: int, names: Mapping[Symbol, str], target: str) -> str:
         """Statements that assign the address of an element of a byte.

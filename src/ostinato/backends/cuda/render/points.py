@@ -11,7 +11,7 @@ from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.cuda.render.packs import packed_body
 from ostinato.backends.cuda.render.reductions import RunningReduction
 from ostinato.lower.loopir.nodes import Store, extent_of
-from ostinato.variables import axis, floor_div, prod, symbols
+from ostinato.variables import axis, bounds, floor_div, prod, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +71,8 @@ def grid_loop(code: NestCode, axes: Sequence[Symbol]) -> Iterator[Scope]:
     step = f"({type_})all.x * {block}"
     head = f"for ({type_} {name} = {start}; {name} < {points.text}; {name} += {step})"
     if code.repeats:
-        code.writer.line(f"#pragma unroll {_UNROLLED}")
+        once = bounds(prod(map(extent_of, axes)))[1] <= block
+        code.writer.line(f"#pragma unroll {1 if once else _UNROLLED}")
     with code.writer.block(head):
         yield code.enter(axes, Index(name, points.wide), code.outermost)
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import streamed_rows
+from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.records import dataclass, replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Sequence, Set
 
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.render.streamed_rows import Stream
@@ -20,8 +21,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Form", "SegmentFunction"]
 
-#: Bytes of an operand that is brought into the cache, at most.
-_TOUCHED_BYTES = 8 << 10
+#: Bytes of an operand that is fetched ahead for a loop nest, at most.
+_SHORT_BYTES = 8 << 10
+
+#: Bulk copies begin at multiples of this, and so are their sizes.
+_BULK_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The part of an argument that a loop nest reads.
+
+    Attributes:
+        argument: its position.
+        offset: bytes before the first one that is read.
+        nbytes: from there to the last one.
+    """
+
+    argument: int
+    offset: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -34,8 +53,10 @@ class Form:
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
         held: the arguments that are in shared memory.
+        padded: those of them whose rows are 16 bytes apart, with the elements of a row.
         shares: where it is run for shares: the items of the part that reads them, the items of each
             share, then by argument, elements from one share to the next.
+        repeated: of the part that reads shares, those in front of it that are run for these.
         lasting: the arguments that no part writes.
         early: whether a block may read its arguments before its turn, at the risk of what it writes
             to them itself: nothing waits for other blocks.
@@ -46,7 +67,9 @@ class Form:
     sent: frozenset[int]
     polled: frozenset[int]
     held: frozenset[int]
+    padded: tuple[tuple[int, int], ...] = ()
     shares: tuple[int, ...] = ()
+    repeated: int = 0
     lasting: frozenset[int] = frozenset()
     early: bool = False
 
@@ -57,12 +80,14 @@ class SegmentFunction:
     Attributes:
         number: its own.
         stream: the operand that comes through the ring, if one does.
+        operand: of a loop nest, the only short operand, if the ring can bring it.
         body: its code.
         blocks: blocks that have work.
         shared_bytes: bytes of its arrays.
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
         shares: see :class:`Form`.
+        repeated: see :class:`Form`.
     """
 
     def __init__(self, number: int, part: Part, target: CudaTarget, how: Form) -> None:
@@ -71,36 +96,52 @@ class SegmentFunction:
         self.sent = how.sent
         self.polled = how.polled
         self.shares = how.shares
+        self.repeated = how.repeated
         self.stream: Stream | None = None
         body: Body | None
         if how.streams:
             assert isinstance(kernel, Matmul)
             self.stream = streamed_rows.stream_of(kernel)
-            body = streamed_rows.body(kernel, how.held)
+            body = streamed_rows.body(kernel, how.held, frozenset(n for n, _ in how.padded))
             self.blocks, dynamic = streamed_rows.tiles(kernel), 0
         else:
-            body, launch = kernel.body(target), kernel.launch(target)
+            launch = kernel.launch(target)
+            if isinstance(kernel, ReceivePackets) and how.padded:
+                body = kernel.padded_body(dict(how.padded))
+            else:
+                body = kernel.body(target)
             self.blocks, dynamic = launch.grid, launch.shared_bytes
         assert body is not None, f"{kernel.name} is part of a segment"
+        self.operand: Operand | None = None
         if isinstance(kernel, CudaLoopNest) and part.everywhere and part.shares_of is None:
-            body = replace(body, touch=_touch(kernel, how.lasting))
+            short = _short_operands(kernel, how.lasting)
+            body = replace(body, touch=_touch(short))
+            if len(short) == 1 and not (short[0].offset | short[0].nbytes) % _BULK_BYTES:
+                self.operand = short[0]
         elif not how.early:
             body = replace(body, touch="")
         self.body = body
         self.shared_bytes = body.array_bytes + dynamic
 
 
-def _touch(nest: CudaLoopNest, lasting: Set[int]) -> str:
-    """Statements that load what every block reads of short operands; see :class:`Body`."""
-    lines = []
+def _touch(operands: Sequence[Operand]) -> str:
+    """Statements that load short operands; see :class:`Body`."""
+    return "".join(
+        f"    ost::touch((const unsigned char*)b{o.argument} + {o.offset}, {o.nbytes}, sink);\n"
+        for o in operands
+    )
+
+
+def _short_operands(nest: CudaLoopNest, lasting: Set[int]) -> list[Operand]:
+    """The operands of which every block reads a short part, the same one."""
+    found = []
     for number in sorted(lasting):
-        found = [bounds(access.index) for access in nest.accesses() if access.position == number]
-        if not found:
+        ranges = [bounds(access.index) for access in nest.accesses() if access.position == number]
+        if not ranges:
             continue
         itemsize = nest.args[number].dtype.itemsize
-        first, last = min(low for low, _ in found), max(high for _, high in found)
-        size = (last - first + 1) * itemsize
-        if size <= _TOUCHED_BYTES:
-            from_ = f"(const unsigned char*)b{number} + {first * itemsize}"
-            lines.append(f"    ost::touch({from_}, {size}, sink);\n")
-    return "".join(lines)
+        first, last = min(low for low, _ in ranges), max(high for _, high in ranges)
+        nbytes = (last - first + 1) * itemsize
+        if nbytes <= _SHORT_BYTES:
+            found.append(Operand(number, first * itemsize, nbytes))
+    return found

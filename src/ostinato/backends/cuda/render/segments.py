@@ -16,10 +16,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
+from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.segment_functions import Form, SegmentFunction
+from ostinato.backends.cuda.render.segment_functions import Form, Operand, SegmentFunction
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.records import replace
@@ -94,20 +96,22 @@ class _Renderer:
     def _collect(self) -> None:
         """The functions of all parts, each once."""
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
+        self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
-        for part in self.segment.parts:
-            how = self._how(part)
+        for number, part in enumerate(self.segment.parts):
+            how = self._how(part, number)
             if how not in found:
                 found[how] = SegmentFunction(len(found), part, inside, how)
             self.functions.append(found[how])
         self.distinct = list(found.values())
 
-    def _how(self, part: Part) -> Form:
+    def _how(self, part: Part, place: int) -> Form:
         streams = self.streams and part.streams
         sent: set[int] = set()
         polled: set[int] = set()
         held: set[int] = set()
+        padded = {}
         whole = isinstance(part.kernel, ClearPackets | ReceivePackets)
         for number, (arg, position) in enumerate(
             zip(part.kernel.args, part.arguments, strict=True)
@@ -115,16 +119,21 @@ class _Renderer:
             space = self.segment.space(position)
             if space is None:
                 continue
+            if space.kind is SpaceKind.BLOCK and (row := self._padded.get(position)):
+                padded[number] = row
             if space.kind is SpaceKind.BLOCK and streams:
                 held.add(number)
             elif space.kind is SpaceKind.PACKETS and not whole:
                 (sent if arg.writes else polled).add(number)
         shares: tuple[int, ...] = ()
+        repeated = 0
         if part.shares_of is not None:
             reader = self.segment.parts[part.shares_of].kernel
             assert isinstance(reader, AttentionKernel)
             each, points = reader.items_of_point, bounds(reader.points)[1]
             shares = (points * each, each, *part.strides)
+            if part.shares_of == place:
+                repeated = sum(p.shares_of == place for p in self.segment.parts) - 1
         readable = [
             (number, position)
             for number, (arg, position) in enumerate(
@@ -138,10 +147,30 @@ class _Renderer:
             frozenset(sent),
             frozenset(polled),
             frozenset(held),
+            tuple(sorted(padded.items())),
             shares,
+            repeated,
             frozenset(n for n, position in readable if not self.segment.args[position].writes),
             all(position not in self._written_by_others for _, position in readable),
         )
+
+    def _padded_rows(self) -> dict[int, int]:
+        """The values in the memory of a block whose rows are apart, with the elements of a row.
+
+        These are the left operands of products by what comes through the ring, and nothing else.
+        """
+        found: dict[int, set[int]] = {}
+        for part in self.segment.parts if self.streams else ():
+            kernel, received = part.kernel, isinstance(part.kernel, ReceivePackets)
+            for number, position in enumerate(part.arguments):
+                space = self.segment.space(position)
+                if space is None or space.kind is not SpaceKind.BLOCK or received:
+                    continue
+                row = 0
+                if part.streams and isinstance(kernel, Matmul):
+                    row = streamed_rows.padded_row(kernel, number)
+                found.setdefault(position, set()).add(row)
+        return {position: min(rows) for position, rows in found.items() if len(rows) == 1}
 
     @cached_property
     def _written_by_others(self) -> set[int]:
@@ -161,9 +190,14 @@ class _Renderer:
         return _whole(8 * (len(self.segment.args) + len(self.segment.spaces)))
 
     @property
+    def table_size(self) -> int:
+        """Numbers of the table of records, with the parts behind them that need fetching."""
+        return self.width * len(self.segment.parts) + len(self._fetched)
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of the table of records."""
-        return _whole(2 * self.width * len(self.segment.parts))
+        return _whole(2 * self.table_size)
 
     @property
     def variable_start(self) -> int:
@@ -248,8 +282,7 @@ class _Renderer:
                 *self._addresses(),
                 f"    unsigned short* const records = (unsigned short*)(memory + "
                 f"{self.address_bytes});",
-                f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
-                f"i += {block})",
+                f"    for (int i = threadIdx.x; i < {self.table_size}; i += {block})",
                 f"        records[i] = {name}_records[i];",
                 f"    long long* const variables = (long long*)(memory + {self.variable_start});",
                 f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
@@ -293,8 +326,10 @@ class _Renderer:
             fields = [function.number, int(waits), shared, first, working, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
-        size = len(rows) * self.width
-        head = f"static __device__ const unsigned short {self.segment.name}_records[{size}] = {{"
+        if self._fetched:
+            rows.append(f"    {', '.join(map(str, self._fetched))},")
+        name = f"{self.segment.name}_records[{self.table_size}]"
+        head = f"static __device__ const unsigned short {name} = {{"
         return "\n".join([head, *rows, "};"])
 
     def _blocks(self) -> list[tuple[int, int]]:
@@ -349,7 +384,8 @@ class _Renderer:
             "    __syncthreads();",
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             "        ost::ring filled = ring;  // in registers: no function has its address",
-            f"        for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
+            f"        for (int n = 0; n < {len(self._fetched)}; n++) {{",
+            f"            const int i = records[{self.width * len(self.segment.parts)} + n];",
             *self._place(),
             "            ost::rows_of_memory those;",
             "            switch (record[0]) {",
@@ -363,10 +399,14 @@ class _Renderer:
                     given += [self._start(scales), scales.nbytes, scales.piece]
                 fields = ", ".join(map(str, given))
                 lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
+            elif (operand := self._brought(function)) is not None:
+                start = f"(const unsigned char*)at[record[{_FIELDS + operand.argument}]]"
+                size = operand.nbytes  # one row, of blocks that have the part
+                fields = f"{start} + {operand.offset}, 1, {size}, {size}, {size}, 1"
+                lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
         return [
             *lines,
             *self._touches(),
-            "            default: continue;",
             "            }",
             "            filled.fetch(own, all, those);",
             "        }",
@@ -383,7 +423,26 @@ class _Renderer:
     @property
     def _touching(self) -> list[SegmentFunction]:
         """The functions whose operands the warp that fills the ring brings into the cache."""
-        return [f for f in self.distinct if f.body.touch] if self.streams else []
+        if not self.streams:
+            return []
+        return [f for f in self.distinct if f.body.touch and self._brought(f) is None]
+
+    @property
+    def _fetched(self) -> list[int]:
+        """The parts for which the warp that fills the ring fetches something, in their order."""
+        if not self.streams:
+            return []
+        return [
+            number
+            for number, f in enumerate(self.functions)
+            if f.stream is not None or f.body.touch or self._brought(f) is not None
+        ]
+
+    def _brought(self, function: SegmentFunction) -> Operand | None:
+        """The operand of a loop nest that comes through the ring, as a stage of its own."""
+        operand = function.operand
+        fits = self.streams and operand is not None and operand.nbytes <= self.slot_bytes
+        return operand if fits else None
 
     def _touches(self) -> list[str]:
         """The cases of these functions."""
@@ -411,13 +470,18 @@ class _Renderer:
                 "    unsigned awaited = gridDim.x;",
             ]
         )
+        shared = any(function.shares for function in self.distinct)
+        if shared:
+            lines += ["    unsigned item = 0;  // of attention", "    bool further = false;"]
         lines += [
             f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
             *self._place(),
         ]
+        if shared:
+            lines.append("            if (!further) item = own.x;")
         if not self.independent:
             lines += [
-                "            if (record[1]) {",
+                f"            if (record[1]{' && !further' * shared}) {{",
                 "                ost::arrive_and_wait(arrived, awaited);",
                 "                awaited += gridDim.x;",
                 "            }",
@@ -432,17 +496,34 @@ class _Renderer:
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
             name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
             lines.append(f"            case {function.number}:")
-            if function.shares:
+            before, further = [], []
+            if (operand := self._brought(function)) is not None:
+                number, offset = operand.argument, operand.offset
+                before = ["            {", "                const auto stage = ring.await();"]
+                given[number] = f"({types[number]})(stage - {offset})"
+                further = [
+                    "                OST_SYNC();",
+                    "                if (threadIdx.x / 32 < ost::ring::sharing) ring.release();",
+                    "                ring.advance();",
+                    "            }",
+                ]
+            elif function.shares:
                 items, each, *strides = function.shares
                 place = ["{0}", "{1}"]
-                lines.append(f"            for (int i = own.x; i < {items}; i += all.x)")
                 given = [
-                    f"{argument} + i / {each} * {stride}LL" if stride else argument
+                    f"{argument} + (long long)(item / {each}) * {stride}" if stride else argument
                     for argument, stride in zip(given, strides, strict=True)
                 ]
+                if function.repeated:
+                    place = ["{item}", f"{{{items}}}"]
+                    further = [
+                        "                item += all.x;",
+                        f"                further = item < {items};",
+                        f"                if (further) i -= {function.repeated + 1};",
+                    ]
             ring = ["ring"] * (function.stream is not None)
             call = ", ".join([*place, "pool", *ring, *given, "variables"])
-            lines.append(f"                {name}({call});")
+            lines += [*before, f"                {name}({call});", *further]
             lines.append("            break;")
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
         return [*lines, "            }", "    }", *last]

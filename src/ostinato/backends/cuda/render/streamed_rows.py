@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Rows", "Stream", "body", "stream_of", "tiles"]
+__all__ = ["MOST_PADDING", "Rows", "Stream", "body", "padded_row", "stream_of", "tiles"]
 
 _WARPS = SEGMENT_BLOCK // WARP
 
@@ -74,8 +74,11 @@ _ROWS = 16
 #: Bytes of the left operand that a block copies into shared memory, at most.
 _LEFT_BYTES = 40 << 10
 
-#: Elements behind a row of the left operand in shared memory, against bank conflicts.
+#: Bytes behind a row of the left operand in shared memory, against bank conflicts.
 _PADDING_BYTES = 16
+
+MOST_PADDING = _ROWS * _PADDING_BYTES
+"""Bytes behind all rows of a left operand, at most."""
 
 _BODY = Template("""\
 $left
@@ -83,6 +86,7 @@ $left
     for (long long first = own.x; first * $width < columns; first += all.x * $together) {
 $multiply
         OST_SYNC();
+#pragma unroll 1
         for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
             const int t = i / ($rows * $width);
             const long long m = i / $width % $rows, n = (first + t * all.x) * $width + i % $width;
@@ -265,15 +269,34 @@ def tiles(matmul: Matmul) -> int:
     return -(-stream.rows // stream.width)
 
 
-def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
+def padded_row(matmul: Matmul, argument: int) -> int:
+    """The elements of a row of an argument that is the left operand; 0: it is not, or has one row.
+
+    Such rows may be 16 bytes further apart in shared memory than they are long.
+    """
+    a, depth = _Left(matmul, 0, staged=False).scalar, max_extent(matmul.k[0])
+    if max_extent(matmul.m) == 1 or not isinstance(a, Load) or a.buffer != argument:
+        return 0
+    whole = _is_whole(a, matmul) and _rest(a.index, {matmul.m: depth, matmul.k[0]: 1}) == 0
+    return depth if whole else 0
+
+
+def _is_whole(a: Load, matmul: Matmul) -> bool:
+    """Whether the left operand is vectors of 16 bytes."""
+    run = run_of(a, matmul.k[0], max_extent(matmul.k[0]))
+    return run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES
+
+
+def body(matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = ()) -> Body:
     """The code of a matmul, whose right operand is :func:`stream_of`.
 
     Args:
         matmul: the kernel.
         held: the arguments that are in shared memory as it is.
+        padded: those whose rows are apart there, as :func:`padded_row` says.
     """
     rows, acc = max(1, max_extent(matmul.m)), matmul.acc
-    stream, left = stream_of(matmul), _left_of(matmul, held)
+    stream, left = stream_of(matmul), _left_of(matmul, held, padded)
     assert stream is not None
     assert left is not None
     arrays, wide = list(left.arrays), stream.width > _COLUMNS
@@ -455,21 +478,21 @@ class _Left:
         return _BY_ELEMENT.substitute(given, element=element, register=register, stored=stored)
 
 
-def _left_of(matmul: Matmul, held: Collection[int] = ()) -> _Left | None:
+def _left_of(
+    matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = ()
+) -> _Left | None:
     """The way to the left operand, if there is one."""
     depth = max_extent(matmul.k[0])
     a = _Left(matmul, depth, staged=False).scalar
-    if isinstance(a, Load) and a.buffer in held and max_extent(matmul.m) == 1:
-        run = run_of(a, matmul.k[0], depth)
-        if run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES:
+    pitch = depth + _PADDING_BYTES // a.dtype.itemsize
+    if isinstance(a, Load) and a.buffer in held and _is_whole(a, matmul):
+        if a.buffer in padded:
+            return _Left(matmul, pitch, staged=False, held=True)
+        if max_extent(matmul.m) == 1:
             return _Left(matmul, depth, staged=False, held=True)
-    padded = depth + _PADDING_BYTES // a.dtype.itemsize
-    if max_extent(matmul.m) * padded * a.dtype.itemsize <= _LEFT_BYTES:
-        return _Left(matmul, padded, staged=True)
-    if not isinstance(a, Load) or a.bindings:
-        return None
-    run = run_of(a, matmul.k[0], depth)
-    if run is None or run.load is not a or run.count * a.dtype.itemsize != VECTOR_BYTES:
+    if max_extent(matmul.m) * pitch * a.dtype.itemsize <= _LEFT_BYTES:
+        return _Left(matmul, pitch, staged=True)
+    if not isinstance(a, Load) or a.bindings or not _is_whole(a, matmul):
         return None
     rest = _rest(a.index, {matmul.m: depth, matmul.k[0]: 1})
     return None if rest is None else _Left(matmul, depth, staged=False)

@@ -7,6 +7,7 @@ that want the values read the packets until all of them are there.
 from __future__ import annotations
 
 from abc import abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.abi import Launch
@@ -19,6 +20,8 @@ from ostinato.lower.loopir.nodes import Arg
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Symbol
@@ -60,12 +63,15 @@ class _PacketKernel(CudaKernel):
         return self.body(target).kernel(self.name)
 
     def body(self, target: CudaTarget) -> Body:
+        return self._body(self._text())
+
+    def _body(self, text: str) -> Body:
         dialect = CudaDialect()
         parameters = [
             f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
             for i, arg in enumerate(self.args)
         ]
-        return Body(_INCLUDES, (*parameters, "const long long* vars"), self._text(), SEGMENT_BLOCK)
+        return Body(_INCLUDES, (*parameters, "const long long* vars"), text, SEGMENT_BLOCK)
 
     @abstractmethod
     def _text(self) -> str:
@@ -100,7 +106,15 @@ class ReceivePackets(_PacketKernel):
 
     prefix: ClassVar[str] = "receive"
 
-    def _text(self) -> str:
+    def padded_body(self, rows: Mapping[int, int]) -> Body:
+        """The code that leaves 16 bytes behind each row of some values.
+
+        Args:
+            rows: by argument, the elements of its rows, whole vectors of 16 bytes.
+        """
+        return self._body(self._text(rows))
+
+    def _text(self, rows: Mapping[int, int] = MappingProxyType({})) -> str:
         dialect = CudaDialect()
         (dtype,) = {arg.dtype for arg in self.args}
         whole = all(count * dtype.itemsize % _UNIT_BYTES == 0 for count in self.counts)
@@ -115,7 +129,10 @@ class ReceivePackets(_PacketKernel):
             end = first + count // each
             packet += address if last else f"i < {end} ? {address} : "
             condition = "" if last else f"if (i < {end}) "
-            lines.append(f"{condition}(({unit}*)b{2 * value + 1})[{at}] = found;")
+            row = rows.get(2 * value + 1, 0) // each
+            padding = _UNIT_BYTES // (each * dtype.itemsize)
+            to = f"{at} + {at} / {row}{f' * {padding}' if padding > 1 else ''}" if row else at
+            lines.append(f"{condition}(({unit}*)b{2 * value + 1})[{to}] = found;")
             first = end
         put = " else ".join(lines)
         return (

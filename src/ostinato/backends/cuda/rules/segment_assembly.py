@@ -72,7 +72,8 @@ class _Step:
         operands: by argument, what has its memory.
         call: what it was made of, if it was made of one.
         level: the number of barriers before it.
-        reader: the call of attention whose points are the shares that it is run for.
+        reader: the call of attention whose points are the shares that it is run for, or which it
+            is.
         strides: by argument, elements from one share to the next.
     """
 
@@ -124,10 +125,11 @@ class Assembly:
     ) -> None:
         self._calls = calls
         self._settings = settings
-        self._ways = Ways(calls if settings.exchange else (), others)
+        exchanged = calls if settings.exchange else ()
+        self._ways = Ways(exchanged, others, Shares(exchanged, frozenset(exchanged)))
         self._levels = _levels(calls, self._ways)
         self._ways.share(self._levels)
-        self._shares = Shares(calls, self._ways)
+        self._shares = Shares(exchanged, self._ways.everywhere)
         self._sent: dict[LoweredBuffer, _Value] = {}
         self._held: dict[LoweredBuffer, _Value] = {}
         self._uses: dict[_Value, list[int]] = {}  # the numbers of the steps
@@ -144,7 +146,7 @@ class Assembly:
             for step in steps:
                 step.level += 1
             steps.insert(0, _Step(ClearPackets((total,)), (packets,), None, 0))
-        steps = _in_order(steps)
+        steps = _with_shares(_in_order(steps))
         buffers = [o for step in steps for o in step.operands if isinstance(o, LoweredBuffer)]
         buffers = list(dict.fromkeys(buffers))
         spaces, block_bytes = self._spaces(steps)
@@ -207,7 +209,7 @@ class Assembly:
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             way = self._ways.way(buffer)
             if way is Way.BLOCK and buffer not in self._held:
-                self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
+                self._held[buffer] = _Value(SpaceKind.BLOCK, self._held_bytes(buffer))
             if way not in (Way.PACKETS, Way.POLLED):
                 continue
             dtype = buffer.type.dtype
@@ -215,29 +217,43 @@ class Assembly:
             if arg.writes:
                 self._sent[buffer] = _Value(SpaceKind.PACKETS, buffer.nbytes)
             elif way is Way.PACKETS and buffer not in self._held:
-                held = self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
+                held = self._held[buffer] = _Value(SpaceKind.BLOCK, self._held_bytes(buffer))
                 taken = Arg(dtype, reads=False, writes=True)
-                reader, elements = self._shares.received.get(buffer, (None, elements))
+                reader, elements = self._shares.sizes.get(buffer, (None, elements))
                 kernel = ReceivePackets((elements,), (Arg(dtype), taken))
-                strides = () if reader is None else (elements, elements)
+                strides: tuple[int, ...] = () if reader is None else (elements, 0)
                 yield _Step(kernel, (self._sent[buffer], held), None, level, reader, strides)
         operands: list[LoweredBuffer | _Value] = []
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             places = [self._sent.get(buffer), self._held.get(buffer)]
             first, second = places if arg.writes else places[::-1]
             operands.append(first or second or buffer)
-        if (share := self._shares.of.get(call)) is None:
-            yield _Step(call.kernel, tuple(operands), call, level)
-        else:
-            yield _Step(share.kernel, tuple(operands), call, level, share.reader, share.strides)
+        alone = [self._shares.sizes.get(b) if b in self._held else None for b in call.buffers]
+        if (share := self._shares.of.get(call)) is not None:
+            pairs = zip(alone, share.strides, strict=True)
+            strides = tuple(0 if size else stride for size, stride in pairs)
+            yield _Step(share.kernel, tuple(operands), call, level, share.reader, strides)
+        else:  # the share that a block has is not where that of the point would be
+            strides = tuple(-size[1] if size else 0 for size in alone)
+            yield _Step(call.kernel, tuple(operands), call, level, None, strides)
+
+    def _held_bytes(self, buffer: LoweredBuffer) -> int:
+        """Bytes of a value in the memory of a block, which may have a share of it."""
+        found = self._shares.sizes.get(buffer)
+        if found is not None:
+            return found[1] * buffer.type.dtype.itemsize
+        received = self._ways.way(buffer) is Way.PACKETS
+        return buffer.nbytes + streamed_rows.MOST_PADDING * received
 
     def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
         """The memory of values, and the shared memory that they need."""
         uses = self._uses
+        numbers_of = {step.call: i for i, step in enumerate(steps)}
         for number, step in enumerate(steps):
+            last = number if step.reader is None else numbers_of[step.reader]
             for operand in step.operands:
                 if isinstance(operand, _Value):
-                    uses.setdefault(operand, []).append(number)
+                    uses.setdefault(operand, []).extend((number, last))
         spaces: dict[_Value, Space] = {}
         packets = most = 0
         live: list[tuple[int, int, int]] = []  # the last use, the start and the end of each
@@ -337,6 +353,25 @@ def _in_order(steps: Sequence[_Step]) -> list[_Step]:
             keys = dict.fromkeys(map(_received_as, group))
             group = [_received([s for s in group if _received_as(s) == key]) for key in keys]
         ordered += group
+    return ordered
+
+
+def _with_shares(steps: Sequence[_Step]) -> list[_Step]:
+    """The steps, those for the shares of attention right in front of it."""
+    shares: dict[Call, list[_Step]] = {}
+    for step in steps:
+        if step.reader is not None:
+            shares.setdefault(step.reader, []).append(step)
+    ordered: list[_Step] = []
+    for step in steps:
+        if step.reader is not None:
+            continue
+        if step.call is not None and step.call in shares:
+            for share in shares[step.call]:
+                share.level = step.level
+            ordered += shares[step.call]
+            step.reader = step.call
+        ordered.append(step)
     return ordered
 
 

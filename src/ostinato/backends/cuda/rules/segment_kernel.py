@@ -55,8 +55,11 @@ class Part:
             because it reads them; ``None``: any blocks will do.
         shares_of: the position of a part of attention that reads the results, at each of its points
             a share of them: each block runs the part for the shares that it needs. ``kernel``
-            computes the first one.
-        strides: by argument, elements from one share to the next.
+            computes the first one. These parts are right in front of that of attention, whose own
+            position this may be, too: a block goes through them once for each of its items.
+        strides: by argument, elements from one share to the next; 0 where a block has memory for
+            one share alone. Attention reads it where the share of its point would be, so it gets an
+            address that is as much lower.
     """
 
     kernel: CudaKernel

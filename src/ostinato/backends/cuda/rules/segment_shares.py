@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
-from ostinato.backends.cuda.rules.segment_values import Way
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import Guard, IndexValue, Load, Stage, Store, extent_of, max_extent
 from ostinato.lower.loopir.rewrite import Rewriter
@@ -20,9 +19,8 @@ from ostinato.records import dataclass, replace
 from ostinato.variables import axis, bounds, coefficient, substitute, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ostinato.backends.cuda.rules.segment_values import Ways
     from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim, Symbol
 
@@ -49,39 +47,56 @@ class Shares:
 
     Args:
         calls: of the segment, in order.
-        ways: of their values.
+        among: the calls that blocks may run for themselves.
 
     Attributes:
         of: by call, its share.
-        received: by value that is received by shares, the call of attention and its elements of a
-            share.
+        sizes: by value that only attention and its shares read, and that they read share by share,
+            the call of attention, and the elements of a share.
     """
 
-    def __init__(self, calls: Sequence[Call], ways: Ways) -> None:
+    def __init__(self, calls: Sequence[Call], among: Collection[Call]) -> None:
         self.of: dict[Call, Share] = {}
-        self.received: dict[LoweredBuffer, tuple[Call, int]] = {}
+        self.sizes: dict[LoweredBuffer, tuple[Call, int]] = {}
+        readers: dict[LoweredBuffer, list[Call]] = {}
+        for call in calls:
+            for buffer in call.reads():
+                readers.setdefault(buffer, []).append(call)
         for position, call in enumerate(calls):
             if isinstance(call.kernel, AttentionKernel):
-                self._divide(calls[:position], call, call.kernel, ways)
+                before = [earlier for earlier in calls[:position] if earlier in among]
+                self._divide(before, call, call.kernel, readers)
+
+    def count(self, buffer: LoweredBuffer) -> int:
+        """The shares of a value; 1: it is not divided."""
+        if buffer not in self.sizes:
+            return 1
+        attention = self.sizes[buffer][0].kernel
+        assert isinstance(attention, AttentionKernel)
+        return bounds(attention.points)[1]
 
     def _divide(
-        self, before: Sequence[Call], reader: Call, attention: AttentionKernel, ways: Ways
+        self,
+        before: Sequence[Call],
+        reader: Call,
+        attention: AttentionKernel,
+        readers: Mapping[LoweredBuffer, Sequence[Call]],
     ) -> None:
         """Divide what a call of attention reads."""
         count = attention.points
         wide = [symbol for symbol in attention.spec.batch if max_extent(symbol) > 1]
-        if not isinstance(count, int) or len(wide) != 1:
+        if not isinstance(count, int) or not wide:
             return
         loads = [s for s in reached(attention.spec.operands) if isinstance(s, Load)]
         sizes: dict[LoweredBuffer, int] = {}
         for number, buffer in enumerate(reader.buffers):
             indices = [load.index for load in loads if load.buffer == number]
             if indices:
-                _limit(sizes, buffer, _share_size(indices, wide[0], 1))
+                _limit(sizes, buffer, _point_size(indices, wide))
         own: dict[Call, Share] = {}
         for call in reversed(before):
-            if call not in ways.everywhere or not all(
-                sizes.get(buffer) and all(r is reader or r in own for r in ways.readers(buffer))
+            if not all(
+                sizes.get(buffer) and all(r is reader or r in own for r in readers.get(buffer, ()))
                 for buffer in call.writes()
             ):
                 continue
@@ -91,14 +106,26 @@ class Shares:
             own[call] = share
         self.of |= own
         for buffer, size in sizes.items():
-            alone = all(r is reader or r in own for r in ways.readers(buffer))
-            if size and alone and ways.way(buffer) is Way.PACKETS:
-                self.received[buffer] = reader, size
+            if size and all(r is reader or r in own for r in readers[buffer]):
+                self.sizes[buffer] = reader, size
 
 
 def _limit(sizes: dict[LoweredBuffer, int], buffer: LoweredBuffer, size: int) -> None:
     """Note the size of a buffer's share for one more reader: 0 if there is no one size."""
     sizes[buffer] = size if sizes.get(buffer, size) == size else 0
+
+
+def _point_size(indices: Sequence[Dim], wide: Sequence[Symbol]) -> int:
+    """The elements between points, whose axes are ``wide``, if these are apart; or 0."""
+    *outer, inner = wide
+    rest: list[Dim] = list(indices)
+    step, count = _step(indices[0], inner), max_extent(inner)
+    for symbol in reversed(outer):
+        if step is None or any(_step(index, symbol) != count * step for index in indices):
+            return 0
+        rest = [substitute(index, {symbol: 0}) for index in rest]
+        count *= max_extent(symbol)
+    return _share_size(rest, inner, 1)
 
 
 def _share_size(indices: Sequence[Dim], symbol: Symbol, values: int) -> int:
@@ -126,7 +153,8 @@ def _share(reader: Call, call: Call, count: int, sizes: dict[LoweredBuffer, int]
     What it reads is added to these.
     """
     nest = call.kernel
-    assert isinstance(nest, CudaLoopNest)
+    if not isinstance(nest, CudaLoopNest) or nest.scratch_groups:
+        return None
     if nest.temps or any(stage.axes for stage in nest.stages):
         return None
     every = [s for stage in nest.stages for s in stage.statements]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
     from ostinato.backends.cuda.render import attention_parts, streamed_rows
+    from ostinato.backends.cuda.rules.segment_shares import Shares
+    from ostinato.lower.loopir.nodes import Statement
     from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim
 else:
@@ -42,11 +44,14 @@ _REPEATED_POINTS, _REPEATED_STORES = 8 << 10, 2 << 10
 #: Bytes of a value that every block has, at most.
 _BLOCK_BYTES = 32 << 10
 
-#: Elements of a value whose packets are read where they are, at most.
+#: Elements of a value whose packets are read where they are, or share by share, at most.
 _POLLED_ELEMENTS = 64 << 10
 
-#: Rows of a value that travels in packets, and its elements, at most.
-_PACKET_ROWS, _PACKET_ELEMENTS = 4, 8 << 10
+#: Elements of a value of which blocks receive all packets, at most.
+_PACKET_ELEMENTS = 16 << 10
+
+#: Rows of such a value, at most, if parts read it whose blocks do not need all of it.
+_PACKET_ROWS = 4
 
 
 class Way(enum.Enum):
@@ -66,13 +71,15 @@ class Ways:
     Args:
         calls: that become the parts, in order.
         outside: buffers that others read, too.
+        shares: the calls that blocks could run for shares.
 
     Attributes:
         everywhere: the calls that every block runs for itself.
         tiles_of: by call, the one before it whose tiles go to the same blocks.
     """
 
-    def __init__(self, calls: Sequence[Call], outside: Set[LoweredBuffer]) -> None:
+    def __init__(self, calls: Sequence[Call], outside: Set[LoweredBuffer], shares: Shares) -> None:
+        self._shares = shares
         self._writer: dict[LoweredBuffer, Call] = {}
         self._readers: dict[LoweredBuffer, list[Call]] = {}
         self._ways: dict[LoweredBuffer, Way] = {}
@@ -120,9 +127,10 @@ class Ways:
         """The ways of a call's results; those of the calls before it are known."""
         own = [buffer for buffer in call.writes() if buffer in self._own]
         others = [buffer for buffer in call.writes() if buffer not in self._own]
+        most = _REPEATED_STORES if others else _REPEATED_POINTS
         if (
-            _is_repeatable(call, _REPEATED_STORES if others else _REPEATED_POINTS)
-            and all(map(_is_short, own))
+            _is_repeatable(call, most * max(map(self._shares.count, call.writes()), default=1))
+            and all(map(self._is_short, own))
             and all(self._may_repeat(call, buffer) for buffer in others)
         ):
             self.everywhere.add(call)
@@ -131,12 +139,15 @@ class Ways:
             return
         if isinstance(call.kernel, AttentionKernel):
             self._ways |= {buffer: Way.POLLED for buffer in own if self._is_polled(call, buffer)}
-        if not isinstance(call.kernel, Matmul | PartsKernel):
             return
         for buffer in own:
-            if self._reads_tiles(call, buffer):
+            if isinstance(call.kernel, Matmul) and self._reads_tiles(call, buffer):
                 self._ways[buffer] = Way.TILES
-            elif _is_sendable(call, buffer):
+            elif not _is_sendable(call, buffer):
+                continue
+            elif buffer not in self._shares.sizes and self._is_read_in_place(buffer):
+                self._ways[buffer] = Way.POLLED
+            elif self._is_received(call, buffer):
                 self._ways[buffer] = Way.PACKETS
 
     def _may_repeat(self, call: Call, buffer: LoweredBuffer) -> bool:
@@ -155,6 +166,10 @@ class Ways:
             and all(store.update == "set" for store in stores)
         )
 
+    def _is_short(self, buffer: LoweredBuffer) -> bool:
+        """Whether every block may have a value, or its share of it, in its memory."""
+        return 0 < buffer.nbytes <= _BLOCK_BYTES * self._shares.count(buffer)
+
     def _is_polled(self, call: Call, buffer: LoweredBuffer) -> bool:
         """Whether the results of parts of attention are read by the kernel that adds them up."""
         readers = self._readers.get(buffer, [])
@@ -166,6 +181,30 @@ class Ways:
             and readers[0].buffers.count(buffer) == 1
             and buffer.type.dtype == FLOAT32
             and elements <= _POLLED_ELEMENTS
+        )
+
+    def _is_read_in_place(self, buffer: LoweredBuffer) -> bool:
+        """Whether blocks read only some elements of a result each: packets of these will do."""
+        readers = self._readers.get(buffer, [])
+        short = buffer.nbytes // buffer.type.dtype.itemsize <= _POLLED_ELEMENTS
+        return bool(readers) and short and all(_reads_some(reader, buffer) for reader in readers)
+
+    def _is_received(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether blocks have room for a result, or for their share of it."""
+        elements = buffer.nbytes // buffer.type.dtype.itemsize
+        if buffer in self._shares.sizes:
+            return self._is_short(buffer) and elements <= _POLLED_ELEMENTS
+        kernel = call.kernel
+        few = isinstance(kernel, Matmul) and max_extent(kernel.m) <= _PACKET_ROWS
+        readers = self._readers.get(buffer, [])
+        wanted = bool(readers) and all(
+            isinstance(reader.kernel, Matmul) or _is_repeatable(reader, _REPEATED_POINTS)
+            for reader in readers
+        )
+        return (
+            self._is_short(buffer)
+            and elements <= _PACKET_ELEMENTS
+            and (few or wanted or isinstance(kernel, PartsKernel))
         )
 
     def _reads_tiles(self, call: Call, buffer: LoweredBuffer) -> bool:
@@ -194,31 +233,47 @@ def _is_repeatable(call: Call, most: int) -> bool:
     return False
 
 
-def _is_short(buffer: LoweredBuffer) -> bool:
-    """Whether every block may have a value in its memory."""
-    return 0 < buffer.nbytes <= _BLOCK_BYTES
-
-
 def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
-    """Whether a result may travel in packets: a few rows of elements, each written once."""
+    """Whether a result may travel in packets: floats, each written once."""
     kernel, shape = call.kernel, buffer.type.shape
-    assert isinstance(kernel, Matmul | PartsKernel)
-    stores = kernel.stores if isinstance(kernel, Matmul) else (kernel.store,)
     position = call.buffers.index(buffer)
-    own = [store for store in stores if store.buffer == position]
-    few = isinstance(kernel, PartsKernel) or max_extent(kernel.m) <= _PACKET_ROWS
-    elements = buffer.nbytes // buffer.type.dtype.itemsize
+    stores: Sequence[Statement]
+    if isinstance(kernel, Matmul | PartsKernel):
+        stores = kernel.stores if isinstance(kernel, Matmul) else (kernel.store,)
+    elif _is_plain(call):
+        assert isinstance(kernel, CudaLoopNest)
+        stores = [s for stage in kernel.stages for s in stage.statements]
+    else:
+        return False
+    own = [s for s in stores if isinstance(s, Store) and s.buffer == position]
     return (
-        few
-        and all(isinstance(size, int) for size in shape)
+        all(isinstance(size, int) for size in shape)
         and buffer.type.dtype in (FLOAT32, FLOAT16, BFLOAT16)
-        and 0 < elements <= _PACKET_ELEMENTS
-        and _is_short(buffer)
+        and buffer.nbytes > 0
         and call.buffers.count(buffer) == 1
+        and buffer not in call.reads()
         and len(own) == 1
         and own[0].update == "set"
         and not own[0].conditions
+        and not own[0].bindings
     )
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether a call is a loop nest whose threads have points of their own."""
+    kernel = call.kernel
+    return type(kernel) is CudaLoopNest and kernel.parallel and not kernel.scratch_groups
+
+
+def _reads_some(reader: Call, buffer: LoweredBuffer) -> bool:
+    """Whether a block reads only some elements of a value: in an epilogue or a long loop nest."""
+    kernel = reader.kernel
+    if reader.buffers.count(buffer) != 1:
+        return False
+    if isinstance(kernel, Matmul):
+        position = reader.buffers.index(buffer)
+        return all(load.buffer != position for load in _loads(kernel, operands=True))
+    return _is_plain(reader) and not _is_repeatable(reader, _REPEATED_POINTS)
 
 
 def _has_same_tiles(call: Call, reader: Call, buffer: LoweredBuffer) -> bool:

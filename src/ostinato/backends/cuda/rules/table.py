@@ -6,10 +6,11 @@ then loop nests and size steps become the device's kernels.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.called_experts import ExpertProgram, with_origins
+from ostinato.backends.common.lazy_expert_rules import LazyExpertRules
 from ostinato.backends.cuda.kernel import CudaLoopNest, CudaSizeStep
 from ostinato.backends.cuda.rules.split_reductions import split_reduction
 from ostinato.backends.cuda.rules.unread import without_unread
@@ -27,9 +28,8 @@ from ostinato.records import dataclass, field, replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.common.called_experts import CalledExperts
+    from ostinato.backends.common.expert_rules import ExpertRules
     from ostinato.backends.common.expert_store import ExpertStore
-    from ostinato.backends.common.resident_experts import ResidentLayer
     from ostinato.backends.cuda.rules import (
         attention,
         column_order,
@@ -114,7 +114,9 @@ def lower_for_cuda(
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
     columns = column_order.ColumnOrder() if settings.templates else None
-    layers = _ExpertLayers(graph, settings, columns)
+    layers = LazyExpertRules(
+        partial(_expert_rules, graph, settings, columns), at_once=settings.experts is not None
+    )
     rules = {**_RULES, "expert_mlp": layers.expert_mlp, "grouped_matmul": layers.grouped_matmul}
     if columns is not None:
         rules |= weight_rules.weight_rules(columns, splits=settings.split_reductions)
@@ -143,41 +145,11 @@ def _needed(program: Program) -> frozenset[LoweredBuffer]:
     return program.kept.union(*(found.values() for found in leaves))
 
 
-class _ExpertLayers:
-    """The rules of experts, which are loaded by the first graph that has some."""
-
-    def __init__(
-        self, graph: BaseGraph, settings: CudaLowering, columns: column_order.ColumnOrder | None
-    ) -> None:
-        self._given = graph, settings, columns
-        self._used = False
-        if settings.experts is not None:
-            _ = self._rules  # refuses wrong uses of params before anything is lowered
-
-    @cached_property
-    def _rules(self) -> expert_rules.ExpertRules:
-        self._used = True
-        graph, settings, columns = self._given
-        nodes, keep = live_nodes(graph), settings.keep_ids
-        return expert_rules.ExpertRules(graph, nodes, settings.experts, columns, keep=keep)
-
-    def expert_mlp(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
-        """Lower a region around the networks of experts."""
-        self._rules.expert_mlp(lowering, region, root)
-
-    def grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
-        """Lower a region around a matmul whose rows choose their matrices."""
-        self._rules.grouped_matmul(lowering, region, root)
-
-    @property
-    def called(self) -> list[CalledExperts]:
-        """See :class:`ExpertProgram`."""
-        return [*self._rules.called.found.values()] if self._used else []
-
-    @property
-    def resident(self) -> list[ResidentLayer]:
-        """See :class:`ExpertProgram`."""
-        return [*self._rules.resident.values()] if self._used else []
+def _expert_rules(
+    graph: BaseGraph, settings: CudaLowering, columns: column_order.ColumnOrder | None
+) -> ExpertRules:
+    nodes, store, keep = live_nodes(graph), settings.experts, settings.keep_ids
+    return expert_rules.CudaExpertRules(graph, nodes, store, columns, keep=keep)
 
 
 def _convolution_gains(node: Node) -> tuple[float, float]:

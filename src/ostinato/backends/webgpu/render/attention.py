@@ -103,7 +103,7 @@ class _Attention:
                 for column in range(self.columns):
                     writer.line(f"var sum{row}_{column} = 0.0;")
             head = f"for (var start = low; start < high; start += {self.threads})"
-            with writer.block(head):
+            with code.repeat(head, ceil_div(extent_of(spec.key), self.threads)):
                 self._scores(scope, arrays["weights"], rows, keys, length)
                 self._weigh(arrays)
                 self._add_values(scope, arrays)
@@ -163,7 +163,8 @@ class _Attention:
     def _multiply(self, at_key: Scope, rows: str) -> None:
         code, spec, writer = self.code, self.spec, self.code.writer
         step = LANES if are_neighbours(spec.k, spec.depth) else 1
-        with writer.block(f"for (var d = 0i; d < {self.depth}; d += {step})"):
+        head = f"for (var d = 0i; d < {self.depth}; d += {step})"
+        with code.repeat(head, ceil_div(self.depth, step)):
             if step == LANES:
                 found = four_along(code, spec.k, spec.depth, "d", at_key, spec.acc)
             else:
@@ -215,12 +216,12 @@ class _Attention:
         writer.line(f"let before = {greatest}[row];")
         writer.line("var most = before;")
         every = f"for (var i = member; i < {self.threads}u; i += {members}u)"
-        with writer.block(every):
+        with self.code.repeat(every, self.threads // members):
             writer.line(f"most = maximum_f32(most, {weights}[row * {self.threads}u + i]);")
         self._exchange("most", "maximum_f32({}, {})", exchange, members)
         writer.line("let shift = select(most, 0.0, most == nothing);")
         writer.line("var total = 0.0;")
-        with writer.block(every):
+        with self.code.repeat(every, self.threads // members):
             writer.line(f"let score = {weights}[row * {self.threads}u + i];")
             writer.line("let weight = select(exp_f32(score - shift), 0.0, score == nothing);")
             writer.line(f"{weights}[row * {self.threads}u + i] = weight;")
@@ -261,7 +262,8 @@ class _Attention:
             n = code.declare("e", f"i32(thread) + {column * self.threads}")
             with writer.block(f"if ({n} < {features})"):
                 i = writer.fresh("e")
-                with writer.block(f"for (var {i} = 0i; {i} < count; {i}++)"):
+                head = f"for (var {i} = 0i; {i} < count; {i}++)"
+                with code.repeat(head, self.threads):
                     key = code.declare("k", f"start + {i}")
                     at = code.at({spec.key: key, spec.column: n}, scope)
                     value = code.value(spec.v, spec.acc, at)

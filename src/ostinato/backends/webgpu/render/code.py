@@ -20,7 +20,7 @@ from ostinato.backends.webgpu.render.mapping import SUBGROUP_THREADS
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Accumulator, extent_of
 from ostinato.lower.loopir.views import unravel
-from ostinato.variables import Dim, Expr, Symbol, axis, prod, symbols
+from ostinato.variables import Dim, Expr, Symbol, axis, bounds, prod, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -95,6 +95,8 @@ class KernelCode(PointCode):
         self.outermost = Scope()
         self._shared: dict[str, str] = {}
         self._by_lanes = False
+        self._iterations: Dim = 0
+        self._around: Dim = 1
         for position, variable in enumerate(kernel.variables):
             words = f"variables[{position // 2}].{'zw' if position % 2 else 'xy'}"
             wide = is_wide(Expr({(variable,): 1}, 0))
@@ -154,7 +156,7 @@ class KernelCode(PointCode):
             body = f"    let thread = subgroup * lanes + lane;\n{body}"
         parts.append(f"@compute @workgroup_size({threads})\nfn {ENTRY_POINT}({arguments}) {{")
         parts.append(f"    let group = at.x + at.y * grid.x;\n{body}}}\n")
-        return Shader("\n".join(parts), threads, groups)
+        return Shader("\n".join(parts), threads, groups, self._iterations)
 
     # -- points -----------------------------------------------------------------------------
 
@@ -193,8 +195,29 @@ class KernelCode(PointCode):
     @contextmanager
     def loop(self, axis: Symbol, scope: Scope) -> Iterator[Scope]:
         stop, name = self.size(extent_of(axis), scope), self.writer.fresh("e")
-        with self.writer.block(f"for (var {name} = 0i; {name} < {stop}; {name}++)"):
+        with self.repeat(f"for (var {name} = 0i; {name} < {stop}; {name}++)", extent_of(axis)):
             yield self.at({axis: name}, scope)
+
+    @contextmanager
+    def repeat(self, head: str, times: Dim) -> Iterator[None]:
+        """A loop, whose iterations count among those of a thread.
+
+        Args:
+            head: the head of the loop.
+            times: the most iterations of a thread.
+        """
+        around = self._around
+        self._around = around * self.count_iterations(times)
+        with self.writer.block(head):
+            yield
+        self._around = around
+
+    def count_iterations(self, times: Dim) -> Dim:
+        """Count iterations of a thread; return them, as far as the Variables tell."""
+        if not {*self.kernel.variables}.issuperset(symbols(times)):
+            times = bounds(times)[1]
+        self._iterations = self._iterations + self._around * times
+        return times
 
     # -- statements -------------------------------------------------------------------------
 

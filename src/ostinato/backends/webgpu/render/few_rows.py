@@ -93,7 +93,7 @@ class _FewRows:
         lanes = LANES if self.along_sum else 1
         k = writer.fresh("k")
         head = f"for (var {k} = sharer * {lanes}; {k} < {depth}; {k} += {_SHARERS * lanes})"
-        with writer.block(head):
+        with code.repeat(head, ceil_div(matmul.depth, _SHARERS * lanes)):
             if self.dot:
                 self._multiply_bytes(scope, k)
                 return

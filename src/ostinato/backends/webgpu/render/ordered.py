@@ -98,7 +98,7 @@ def _loops(
         return
     stop, name = code.size(extent_of(axes[0]), scope), code.writer.fresh("e")
     head = f"for (var {name} = 0i; {name} < {stop}; {name} += {unrolled})"
-    with code.writer.block(head):
+    with code.repeat(head, ceil_div(extent_of(axes[0]), unrolled)):
         for number in range(unrolled):
             point = code.declare("e", f"{name} + {number}")
             with code.writer.block(f"if ({point} < {stop})" if number else ""):

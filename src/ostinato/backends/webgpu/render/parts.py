@@ -77,7 +77,7 @@ class Parts:
             code.scalars.hoist(starts, scope, blocked)
         stop = "" if self.whole else code.size(extent_of(self.axis), scope)
         lane, position = writer.fresh("l"), writer.fresh("e")
-        with writer.block(f"for (var {lane} = 0u; {lane} < {self.lanes}u; {lane}++)"):
+        with code.repeat(f"for (var {lane} = 0u; {lane} < {self.lanes}u; {lane}++)", self.lanes):
             writer.line(f"let {position} = {first} + i32({lane});")
             head = f"if ({position} < {stop})" if stop else ""
             with writer.block(head):

@@ -15,6 +15,7 @@ from ostinato.backends.webgpu.render.code import NAMESPACE, KernelCode
 from ostinato.dtypes import INT32, INT64
 from ostinato.lower.loopir.nodes import Reduce, Stage, extent_of
 from ostinato.ops.recurrent import gru_gates, gru_state, next_state, resets_first
+from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +55,8 @@ class _Recurrent:
         with writer.block(f"if (row < {rows})"):
             scope = code.at({recurrence.row: "row"}, code.outermost)
             self._each_column(scope, self._enter)
-            with writer.block(f"for (var number = 0i; number < {steps}; number++)"):
+            head = f"for (var number = 0i; number < {steps}; number++)"
+            with code.repeat(head, extent_of(recurrence.step)):
                 back = f"{steps} - 1 - number" if recurrence.rule["reverse"] else "number"
                 writer.line(f"let step = {back};")
                 self._step(code.at({recurrence.step: "step"}, scope))
@@ -74,10 +76,10 @@ class _Recurrent:
 
     def _each_column(self, scope: Scope, body: Callable[[Scope], None]) -> None:
         """Statements for every hidden unit, then a barrier."""
-        writer, hidden = self.code.writer, self.recurrence.hidden
+        code, writer, hidden = self.code, self.code.writer, self.recurrence.hidden
         head = f"for (var n = i32(thread); n < {hidden}; n += {self.threads})"
-        with writer.block(head):
-            body(self.code.at({self.recurrence.column: "n"}, scope))
+        with code.repeat(head, ceil_div(hidden, self.threads)):
+            body(code.at({self.recurrence.column: "n"}, scope))
         writer.line("storageBarrier();")
         writer.line("workgroupBarrier();")
 
@@ -85,15 +87,15 @@ class _Recurrent:
         """The products of the state with some gates' weights."""
         recurrence, code, writer = self.recurrence, self.code, self.code.writer
         acc, hidden = recurrence.acc, recurrence.hidden
-        with writer.block(
-            f"for (var i = i32(thread); i < {hidden * len(gates)}; i += {self.threads})"
-        ):
+        head = f"for (var i = i32(thread); i < {hidden * len(gates)}; i += {self.threads})"
+        with code.repeat(head, ceil_div(hidden * len(gates), self.threads)):
             writer.line(f"let n = i % {hidden};")
             for place, gate in enumerate(gates):
                 within = f"i / {hidden} == {place}"
                 with writer.block(f"if ({within})" if len(gates) > 1 else ""):
                     writer.line(f"var total = {code.dialect.literal(acc, 0)};")
-                    with writer.block(f"for (var k = 0i; k < {hidden}; k++)"):
+                    times = 0 if place else hidden  # a thread has one gate at a time
+                    with code.repeat(f"for (var k = 0i; k < {hidden}; k++)", times):
                         at = code.at({recurrence.column: "n", recurrence.inner: "k"}, scope)
                         right = code.value(recurrence.r[gate], acc, at)
                         left = self._element(state, "k")

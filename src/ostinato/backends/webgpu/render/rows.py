@@ -80,7 +80,7 @@ class _Rows:
         if self.scratch:
             step = self.mapping.groups * self.points
             head = f"for (var {base} = {first}; {base} < {points}; {base} += {step})"
-            with writer.block(head):
+            with code.repeat(head, ceil_div(self.count, step)):
                 self._point(base, points)
                 writer.line("storageBarrier();")
                 writer.line("workgroupBarrier();")
@@ -176,7 +176,8 @@ class _Rows:
         stop, name = code.size(extent, scope), writer.fresh("j")
         start = f"member * {lanes}" if lanes > 1 else "member"
         step = self.members * lanes
-        with writer.block(f"for (var {name} = {start}; {name} < {stop}; {name} += {step})"):
+        head = f"for (var {name} = {start}; {name} < {stop}; {name} += {step})"
+        with code.repeat(head, ceil_div(extent, step)):
             if parts is not None:
                 parts.write(scope, name, running, "present" if self.partial else "")
                 return
@@ -218,7 +219,8 @@ class _Rows:
         stop = code.size(extent_of(axis), scope)
         carries = {scan: self._start(scan) for scan in scans}
         base, name = writer.fresh("j"), writer.fresh("j")
-        with writer.block(f"for (var {base} = 0i; {base} < {stop}; {base} += {self.members})"):
+        head = f"for (var {base} = 0i; {base} < {stop}; {base} += {self.members})"
+        with code.repeat(head, ceil_div(extent_of(axis), self.members)):
             writer.line(f"let {name} = {base} + member;")
             for scan in scans:
                 self._scan(scan, code.at({axis: name}, scope), name, carries[scan], stop)
@@ -238,7 +240,8 @@ class _Rows:
         writer.line(f"{array}[thread] = {dialect.to_memory(mine, dtype)};")
         writer.line("workgroupBarrier();")
         step = writer.fresh("s")
-        with writer.block(f"for (var {step} = 1u; {step} < {self.members}u; {step} <<= 1u)"):
+        head = f"for (var {step} = 1u; {step} < {self.members}u; {step} <<= 1u)"
+        with code.repeat(head, self.members.bit_length() - 1):
             with writer.block(f"if (u32(member) >= {step})"):
                 other = self._element(array, f"thread - {step}", scan)
                 total = combined(scan.op, other, CValue(code.code, mine, dtype))

@@ -124,11 +124,12 @@ class _Tiles:
         for names in self._names:
             for name in names:
                 writer.line(f"var {name}: {self.vector};")
-        with writer.block(f"for (var start = 0i; start < {self.depth}; start += {_SLICE})"):
+        head = f"for (var start = 0i; start < {self.depth}; start += {_SLICE})"
+        with code.repeat(head, ceil_div(matmul.depth, _SLICE)):
             self._fetch(matmul.a, matmul.m, "first_row", self.rows, left, scope)
             self._fetch(matmul.b, matmul.n, "first_column", self.columns, right, scope)
             writer.line("workgroupBarrier();")
-            with writer.block(f"for (var d = 0i; d < {_SLICE}; d++)"):
+            with code.repeat(f"for (var d = 0i; d < {_SLICE}; d++)", _SLICE):
                 self._multiply(left, right)
             writer.line("workgroupBarrier();")
 
@@ -143,9 +144,8 @@ class _Tiles:
         code, writer, matmul = self.code, self.code.writer, self.matmul
         vectors, threads = side // LANES, self.side * self.side
         name = writer.fresh("e")
-        with writer.block(
-            f"for (var {name} = i32(thread); {name} < {vectors * _SLICE}; {name} += {threads})"
-        ):
+        head = f"for (var {name} = i32(thread); {name} < {vectors * _SLICE}; {name} += {threads})"
+        with code.repeat(head, -(-vectors * _SLICE // threads)):
             if are_neighbours(scalar, outer) or not self._runs_along_sum(scalar):
                 place, step = f"{name} % {vectors}", f"{name} / {vectors}"
             else:

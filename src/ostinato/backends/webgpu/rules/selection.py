@@ -9,6 +9,7 @@ from ostinato.backends.webgpu.kernel import WebGpuKernel
 from ostinato.backends.webgpu.render.code import KernelCode
 from ostinato.lower.rules import flat_nonzero
 from ostinato.lower.rules.flat_nonzero import FlatNonzero
+from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:
     from ostinato.backends.webgpu.kernel import Bindings, Shader
@@ -74,6 +75,9 @@ class WebGpuFlatNonzero(FlatNonzero, WebGpuKernel):
             found=self.found,
             counts=code.shared("i32", threads),
         )
+        rounds = ceil_div(self.length, threads * _ELEMENTS)
+        each = 2 * _ELEMENTS + threads.bit_length()
+        code.count_iterations(rounds * (each + 1) + ceil_div(self.size, threads))
         code.writer.line(body.strip())
         return code.shader(threads, 1)
 

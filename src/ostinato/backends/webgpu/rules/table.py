@@ -7,15 +7,17 @@ CPU's rules: the runtime runs kernels of other devices on the CPU.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.called_experts import CalledLayers, ExpertProgram, with_origins
+from ostinato.backends.common.called_experts import ExpertProgram, with_origins
+from ostinato.backends.common.lazy_expert_rules import LazyExpertRules
 from ostinato.backends.webgpu.rules.nest import WebGpuLoopNest
 from ostinato.dtypes import FLOAT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
-from ostinato.lower.lowering import LoweringOptions, lower
+from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
 from ostinato.lower.program import Role
 from ostinato.lower.rules.gpu_nest import with_scratch
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
@@ -25,26 +27,35 @@ from ostinato.records import dataclass, field, replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.backends.common.expert_rules import ExpertRules
+    from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.cpu.rules import selection as cpu_selection
     from ostinato.backends.cpu.rules import topk as cpu_topk
-    from ostinato.backends.webgpu.rules import attention, matmul, recurrent, selection, topk
+    from ostinato.backends.webgpu.rules import (
+        attention,
+        expert_rules,
+        matmul,
+        recurrent,
+        selection,
+        topk,
+    )
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
     from ostinato.lower.program import Call
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.lower.rules import experts, sums_of_products
+    from ostinato.lower.rules import sums_of_products
     from ostinato.lower.rules.table import Rule
     from ostinato.variables import Symbol
 else:
     cpu_selection = LazyModule("ostinato.backends.cpu.rules.selection")
     cpu_topk = LazyModule("ostinato.backends.cpu.rules.topk")
     attention = LazyModule("ostinato.backends.webgpu.rules.attention")
+    expert_rules = LazyModule("ostinato.backends.webgpu.rules.expert_rules")
     matmul = LazyModule("ostinato.backends.webgpu.rules.matmul")
     recurrent = LazyModule("ostinato.backends.webgpu.rules.recurrent")
     selection = LazyModule("ostinato.backends.webgpu.rules.selection")
     topk = LazyModule("ostinato.backends.webgpu.rules.topk")
-    experts = LazyModule("ostinato.lower.rules.experts")
     sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
 
 __all__ = ["LOWERED_OPS", "WebGpuLowering", "lower_for_webgpu"]
@@ -58,11 +69,13 @@ class WebGpuLowering:
         shared: the optimisations that are not the device's alone.
         templates: multiply with tiles in workgroup memory; without, by plain loop nests.
         keep_ids: keep the ids of the experts that a run has called.
+        experts: params whose experts do not all stay on the device; ``None``: there are none.
     """
 
     shared: LoweringOptions = field(default_factory=LoweringOptions)
     templates: bool = True
     keep_ids: bool = False
+    experts: ExpertStore | None = None
 
 
 def lower_for_webgpu(
@@ -79,18 +92,21 @@ def lower_for_webgpu(
         variables, facts: see :func:`~ostinato.lower.lowering.lower`.
 
     Raises:
+        InputError: params in a file of experts are used for more than that, or do not fit a budget.
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
-    layers = CalledLayers(keep=settings.keep_ids)
-    rules = {**_RULES, **_expert_rules(layers)}
+    layers = LazyExpertRules(
+        partial(_expert_rules, graph, settings), at_once=settings.experts is not None
+    )
+    rules = {**_RULES, "expert_mlp": layers.expert_mlp, "grouped_matmul": layers.grouped_matmul}
     if settings.templates:
         rules |= _TEMPLATES
     table = RuleTable("the WebGPU device", rules, on_host=_needs_float64)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [_finalised(call, Role.TEMP) for call in program.calls]
     prepare = [_finalised(call, Role.PREPARED) for call in program.prepare]
-    called = with_origins([*layers.found.values()], replace(program, calls=calls))
-    return ExpertProgram.of(program, calls, prepare, called), refused
+    called = with_origins(layers.called, replace(program, calls=calls))
+    return ExpertProgram.of(program, calls, prepare, called, layers.resident), refused
 
 
 def _needs_float64(node: Node) -> bool:
@@ -145,18 +161,9 @@ def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> N
     sums_of_products.lower_blockwise_matmul(lowering, region, root)
 
 
-def _expert_rules(layers: CalledLayers) -> dict[str, Rule]:
-    """The rules of experts, which note the layers."""
-
-    def expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-        layers.layer(lowering, root, root.inputs[1], root.inputs[3].shape[0])
-        experts.lower_expert_mlp(lowering, region, root)
-
-    def grouped_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-        layers.layer(lowering, root, root.inputs[2], root.inputs[1].shape[0])
-        sums_of_products.lower_grouped_matmul(lowering, region, root)
-
-    return {"expert_mlp": expert_mlp, "grouped_matmul": grouped_matmul}
+def _expert_rules(graph: BaseGraph, settings: WebGpuLowering) -> ExpertRules:
+    nodes, store = live_nodes(graph), settings.experts
+    return expert_rules.WebGpuExpertRules(graph, nodes, store, keep=settings.keep_ids)
 
 
 #: The rules that every graph needs: there is no other way to compute these.

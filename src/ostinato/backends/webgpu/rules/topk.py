@@ -147,6 +147,7 @@ def _shader(topk: WebGpuTopK, target: WebGpuTarget, bindings: Bindings) -> Shade
         text = _COUNT.substitute(
             names, threads=THREADS, better=f"{better} || ({equal} && i < place)"
         )
+        code.count_iterations(topk.rows.n)
         code.writer.line(text.strip())
         return code.shader(THREADS, ceil_div(topk.rows.rows * topk.rows.n, THREADS))
     threads = min(_CHOOSERS, target.threads)
@@ -163,5 +164,7 @@ def _shader(topk: WebGpuTopK, target: WebGpuTarget, bindings: Bindings) -> Shade
         above_best=above("candidate", "best", wide),
         same=same("candidate", "best", wide),
     )
+    each = ceil_div(topk.rows.n, threads) + threads.bit_length()
+    code.count_iterations(topk.rows.k * (each + 1))
     code.writer.line(text.strip())
     return code.shader(threads, topk.rows.rows)
