@@ -148,7 +148,11 @@ def _outcome(name: str) -> list[str]:
         count = sum(stage.get(kind, 0) for stage in found["stages"])
         if count or kind != "refused":
             counts.append(f"{count:,} {kind}")
-    counts += [f"1 test in {found['sample']}"] if found.get("sample", 1) > 1 else []
+    usual_sample = found.get("sample", 1)
+    samples = sorted({stage.get("sample", usual_sample) for stage in found["stages"]})
+    if samples and samples[-1] > 1:
+        ends = dict.fromkeys((samples[0], samples[-1]))
+        counts.append(f"1 test in {' to '.join(map(str, ends))}")
     counts += ["not complete"] if any(stage.get("problem") for stage in found["stages"]) else []
     ran = {name for stage in found["stages"] for name in (stage["name"], *stage.get("covers", ()))}
     if missing := [name for name in (*TESTS, "fuzz") if name not in ran]:

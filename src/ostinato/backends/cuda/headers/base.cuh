@@ -108,10 +108,11 @@ inline unsigned computing_threads() {
 inline void waited_in_vain(const char*) { __trap(); }
 #endif
 
-// Waits until all kernels in front of this one have ended, where it may start before.
+// Waits until all kernels in front of this one have ended, where it may start before. From then on
+// the next one may start, once all blocks of this one run: it waits here for the end of this one.
 inline void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -43,6 +43,10 @@ _KEYS = 64
 #: Keys, and rows, from which on their numbers might not be ints.
 _MOST = 1 << 30
 
+#: Tiles in shared memory for groups of warps: one on its way, one that is multiplied, and one whose
+#: values may still be.
+_GROUP_STAGES = 3
+
 #: Bytes of shared memory of a block, for which every GPU has room where it is more than two tiles.
 _SHARED_BYTES = 64 << 10
 
@@ -404,10 +408,10 @@ def _block(attention: AttentionKernel, target: CudaTarget) -> Block:
         row_blocks = -(-max_extent(attention.spec.m) // block.rows)
         return bounds(attention.points)[1] * row_blocks >= least
 
-    if target.multiplies_by_groups and attention.features in (PANEL, 2 * PANEL):
+    several = max_extent(attention.spec.m) > _BLOCKS[-1].rows
+    if target.multiplies_by_groups and several and attention.features in (PANEL, 2 * PANEL):
         large, small = _GROUPS
-        if enough(small, target.multiprocessors):
-            return large if enough(large, 2 * target.multiprocessors) else small
+        return large if enough(large, 2 * target.multiprocessors) else small
     *larger, smallest = _BLOCKS[1:] if _is_wide(attention) else _BLOCKS
     return next((block for block in larger if enough(block, _FILLED)), smallest)
 
@@ -419,9 +423,9 @@ def _is_wide(attention: AttentionKernel) -> bool:
 
 def _stages(attention: AttentionKernel, block: Block) -> int:
     """Tiles in shared memory, of which two blocks have room; any GPU has it for two tiles."""
-    tile = 2 * _KEYS * sum(_pitches(attention, block))
     if block.groups:
-        return max(3, min(4, _SHARED_BYTES // tile))
+        return _GROUP_STAGES
+    tile = 2 * _KEYS * sum(_pitches(attention, block))
     return max(2, min(3, _SHARED_BYTES // tile))
 
 
