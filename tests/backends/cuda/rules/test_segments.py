@@ -518,3 +518,31 @@ def test_values_of_which_all_bits_are_ones_arrive(session: ost.Session, dtype: s
     assert any(space.kind is SpaceKind.PACKETS for space in segment.spaces)
     (found,) = compiled.run(dict.fromkeys(d.arrays, x))
     assert np.isnan(found.astype(np.float32)).all()
+
+
+def test_keys_that_blocks_gather_as_a_whole_have_room(session: ost.Session) -> None:
+    """Attention reads them head by head, but what gathers them by a table is not divided so."""
+    d = Draw(ost.Graph("pages"), np.random.default_rng(14))
+    g = d.g
+    q, keys, values = d.of((7, 4, 4), "float32"), *(d.of((6, 16, 2, n), "float16") for n in (4, 1))
+    table, sequence = d.of((3, 3), "int64", 0, 5), d.of((7,), "int64", 0, 2)
+    result = g.paged_attention(q, keys, values, table, sequence, d.of((7,), "int32", 0, 40))
+    g.set_outputs([g.subtract(result, g.mean(result, axis=2, keepdims=True)), result])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+
+
+def test_values_are_received_in_front_of_their_first_reader(session: ost.Session) -> None:
+    """It may be a later call than one that waits for more."""
+    d = Draw(ost.Graph("early"), np.random.default_rng(15))
+    g = d.g
+    entropy = g.entr(d.of((4, 17), "bfloat16", 0, 1))
+    share = g.sigmoid(entropy)
+    gate = g.tanh(share)
+    flat = g.reshape(entropy, (68,))
+    cell = g.reshape(g.getitem(flat, slice(41, 42)), (1, 1))
+    four, five = (g.constant(np.int64(n)) for n in (4, 5))
+    placed = g.dynamic_update_slice(gate, cell, (four, five))
+    column = g.tanh(g.clip(g.reshape(g.getitem(flat, slice(21, 28)), (7, 1)), -3, 3))
+    total = g.sum(column, axis=1, keepdims=True)
+    g.set_outputs([g.add(g.add(column, column), total), g.gelu(share), g.add(placed, gate)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])

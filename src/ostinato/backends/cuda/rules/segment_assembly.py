@@ -223,12 +223,14 @@ class Assembly:
                 reader, elements = self._shares.sizes.get(buffer, (None, elements))
                 kernel = ReceivePackets((elements,), (Arg(dtype), taken))
                 strides: tuple[int, ...] = () if reader is None else (elements, 0)
-                yield _Step(kernel, (self._sent[buffer], held), None, level, reader, strides)
+                # A call behind this one may be in front of it in the segment.
+                first = min(self._levels[c] for c in self._calls if buffer in c.reads())
+                yield _Step(kernel, (self._sent[buffer], held), None, first, reader, strides)
         operands: list[LoweredBuffer | _Value] = []
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             places = [self._sent.get(buffer), self._held.get(buffer)]
-            first, second = places if arg.writes else places[::-1]
-            operands.append(first or second or buffer)
+            nearest, other = places if arg.writes else places[::-1]
+            operands.append(nearest or other or buffer)
         alone = [self._shares.sizes.get(b) if b in self._held else None for b in call.buffers]
         if (share := self._shares.of.get(call)) is not None:
             pairs = zip(alone, share.strides, strict=True)

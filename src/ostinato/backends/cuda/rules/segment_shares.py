@@ -52,7 +52,8 @@ class Shares:
     Attributes:
         of: by call, its share.
         sizes: by value that only attention and its shares read, and that they read share by share,
-            the call of attention, and the elements of a share.
+            the call of attention, and the elements of a share. Values that a block computes for
+            itself as a whole are not among them.
     """
 
     def __init__(self, calls: Sequence[Call], among: Collection[Call]) -> None:
@@ -105,8 +106,15 @@ class Shares:
                 continue
             own[call] = share
         self.of |= own
+        whole = {
+            buffer
+            for call in before
+            if isinstance(call.kernel, CudaLoopNest) and call not in own
+            for buffer in call.writes()
+        }
         for buffer, size in sizes.items():
-            if size and all(r is reader or r in own for r in readers[buffer]):
+            apart = buffer not in whole and all(r is reader or r in own for r in readers[buffer])
+            if size and apart:
                 self.sizes[buffer] = reader, size
 
 
