@@ -25,7 +25,7 @@ def test_every_format_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_names_the_processor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = panel_pipeline.Result("f32", 8, "memory", 1, 90.0, 22.5, 80.0, 100.0)
+    result = panel_pipeline.Result("f32", 8, "memory", 1, 90.0, 22.5, 80.0, 100.0, 0.85)
     monkeypatch.setattr(panel_pipeline, "_measured", lambda *_: [result])
     monkeypatch.setattr(panel_pipeline.os, "sched_setaffinity", lambda *_: None)
     page = tmp_path / "page.json"
