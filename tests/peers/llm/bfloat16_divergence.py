@@ -29,8 +29,9 @@ from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.weights import Weight
 from ostinato.records import replace
 from tests.llm.model_files import SMOLLM2, model_file
-from tests.llm.test_smollm2 import ANSWER, log_softmax, logits_of, step_of
+from tests.llm.test_smollm2 import ANSWER, logits_of, step_of
 from tests.llm.widened import elements_of
+from tests.peers.llm.divergences import divergences
 from tests.peers.llm.make_smollm2 import write_model
 
 Array = np.ndarray[Any, Any]
@@ -98,22 +99,7 @@ def measure(count: int) -> dict[str, Any]:
         "transformers, float32": Theirs(model, torch.float32),
         "transformers, bfloat16": Theirs(model, torch.bfloat16),
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-    for prompt, answer in zip(prompts, tokens, strict=True):
-        wanted = log_softmax(exact.logits(prompt, answer).astype(np.float64))
-        for name, side in sides.items():
-            got = log_softmax(side.logits(prompt, answer).astype(np.float64))
-            divergence = (np.exp(wanted) * (wanted - got)).sum(1).mean()
-            same = (wanted.argmax(1) == got.argmax(1)).mean()
-            found[name].append((float(divergence), float(same)))
-    return {
-        name: {
-            "mean_divergence": float(np.mean([d for d, _ in values])),
-            "greatest_of_a_text": max(d for d, _ in values),
-            "same_first_token": float(np.mean([s for _, s in values])),
-        }
-        for name, values in found.items()
-    }
+    return divergences(exact, sides, zip(prompts, tokens, strict=True))
 
 
 def main() -> None:

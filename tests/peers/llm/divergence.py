@@ -22,8 +22,9 @@ import numpy as np
 import tests.llm.test_smollm2
 from ostinato.llm.checkpoints import open_checkpoint
 from tests.llm.model_files import SMOLLM2, model_file
-from tests.llm.test_smollm2 import ANSWER, log_softmax, logits_of, step_of
+from tests.llm.test_smollm2 import ANSWER, logits_of, step_of
 from tests.llm.widened import widened
+from tests.peers.llm.divergences import divergences
 
 Array = np.ndarray[Any, Any]
 
@@ -84,22 +85,7 @@ def measure(count: int) -> dict[str, Any]:
         "llama.cpp, float32 keys and values": Theirs(path, rows, "float32"),
         "llama.cpp, float16 keys and values": Theirs(path, rows, "float16"),
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-    for prompt, answer in zip(prompts, tokens, strict=True):
-        wanted = log_softmax(exact.logits(prompt, answer).astype(np.float64))
-        for name, side in sides.items():
-            got = log_softmax(side.logits(prompt, answer).astype(np.float64))
-            divergence = (np.exp(wanted) * (wanted - got)).sum(1).mean()
-            same = (wanted.argmax(1) == got.argmax(1)).mean()
-            found[name].append((float(divergence), float(same)))
-    return {
-        name: {
-            "mean_divergence": float(np.mean([d for d, _ in values])),
-            "greatest_of_a_text": max(d for d, _ in values),
-            "same_first_token": float(np.mean([s for _, s in values])),
-        }
-        for name, values in found.items()
-    }
+    return divergences(exact, sides, zip(prompts, tokens, strict=True))
 
 
 def main() -> None:
