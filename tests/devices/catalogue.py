@@ -82,7 +82,13 @@ class SuiteDevice:
     @property
     def installed(self) -> bool:
         """Whether it is one of the tests' own, or is listed as available."""
-        return self.name in TEST_BACKENDS or ost.is_available(self.name)
+        return self.name in TEST_BACKENDS or _is_available(self.name)
+
+
+@cache
+def _is_available(name: str) -> bool:
+    """As :func:`ostinato.is_available`; asked once, since many tests ask at their collection."""
+    return ost.is_available(name)
 
 
 #: The traits of devices with a lowering of Ostinato's, and kernels of their own.

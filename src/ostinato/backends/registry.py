@@ -68,14 +68,16 @@ def available_devices() -> list[Device]:
 
 def present_devices(registrations: Registrations) -> dict[str, list[Device]]:
     """The devices of each kind that has a backend; none of one that fails."""
-    found = {}
-    for kind, registration in registrations.usable.items():
-        try:
-            count = _count(registration, registration.load().count)
-        except DeviceUnavailableError:
-            count = 0
-        found[kind] = [Device(kind, i) for i in range(count)]
-    return found
+    return {kind: _present(registration) for kind, registration in registrations.usable.items()}
+
+
+def _present(registration: Registration) -> list[Device]:
+    """The devices of a registration's kind; none where it is refused or fails."""
+    try:
+        count = _count(registration, registration.load().count)
+    except DeviceUnavailableError:
+        count = 0
+    return [Device(registration.kind, i) for i in range(count)]
 
 
 def is_available(device: Device | str) -> bool:
@@ -85,9 +87,10 @@ def is_available(device: Device | str) -> bool:
         DeviceUnavailableError: ``device`` is no name of a device at all.
     """
     wanted = Device.parse(device)
-    if wanted.kind not in KINDS and Registrations().of(wanted.kind) is None:
+    registration = built_in(wanted.kind) or Registrations().of(wanted.kind)
+    if registration is None and wanted.kind not in KINDS:
         raise DeviceUnavailableError(_missing(wanted))
-    return wanted in available_devices()
+    return registration is not None and wanted in _present(registration)
 
 
 def _count(registration: Registration, find: Callable[[], object]) -> int:
