@@ -18,7 +18,7 @@ from ostinato.llm.families.huggingface import (
     same_windows,
     used_window,
 )
-from ostinato.llm.families.naming import changed, named, segments, take_rows
+from ostinato.llm.families.naming import changed, join_gate_up, join_qkv, named, take_rows
 from ostinato.llm.weights import RowOrder
 from ostinato.records import replace
 
@@ -428,8 +428,8 @@ def gemma_names(config: ModelConfig) -> dict[str, Stored]:
 def phi3_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Phi-3, with joint matrices."""
     places = llama_names(config, _PHI3)
-    segments(places, len(config.layers), "q", qkv_rows(config))
-    segments(places, len(config.layers), "gate", [("gate", config.hidden), ("up", config.hidden)])
+    join_qkv(places, config)
+    join_gate_up(places, config)
     return places
 
 
@@ -442,8 +442,8 @@ def gpt2_names(config: ModelConfig) -> dict[str, Stored]:
         "head": "lm_head",
     }
     places = named(shapes(config), outer, _GPT2, "transformer.h.{}.")
+    join_qkv(places, config)
     layers = len(config.layers)
-    segments(places, layers, "q", qkv_rows(config))
     changed(
         places, layers, ("q", "k", "v", "o", "up", "down"), lambda p: replace(p, transposed=True)
     )
@@ -463,13 +463,3 @@ def gpt_neox_names(config: ModelConfig) -> dict[str, Stored]:
         rows = RowOrder(shape=shape, axes=(1, 0, 2), part=position)
         take_rows(places, len(config.layers), part, rows)
     return places
-
-
-def qkv_rows(config: ModelConfig) -> list[tuple[str, int]]:
-    """The rows of queries, keys and values, one after the other."""
-    keys = config.kv_heads
-    return [
-        ("q", config.heads * config.head_dim),
-        ("k", keys * config.head_dim),
-        ("v", keys * config.value_dim),
-    ]

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from ostinato.errors import ModelFormatError
 from ostinato.llm.config import Layer, ModelConfig, Norm, Rope, RopeScaling
 from ostinato.llm.families.decoder import shapes
-from ostinato.llm.families.dense import qkv_rows
 from ostinato.llm.families.experts_gguf import expert_sizes, feed_forward
-from ostinato.llm.families.naming import changed, interleaved_rows, named, segments, take_rows
+from ostinato.llm.families.naming import (
+    changed,
+    interleaved_rows,
+    join_gate_up,
+    join_qkv,
+    named,
+    take_rows,
+)
 from ostinato.llm.families.rope import yarn_magnitude
 from ostinato.records import replace
 
@@ -419,12 +425,12 @@ def paired_names(config: ModelConfig) -> dict[str, Stored]:
 def joint_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Phi-3, with joint matrices."""
     places = neox_names(config)
-    segments(places, len(config.layers), "gate", [("gate", config.hidden), ("up", config.hidden)])
+    join_gate_up(places, config)
     return places
 
 
 def neox_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of GPT-NeoX and GPT-2, with queries, keys and values in one matrix."""
     places = named(shapes(config), _OUTER, _JOINT, "blk.{}.")
-    segments(places, len(config.layers), "q", qkv_rows(config))
+    join_qkv(places, config)
     return places

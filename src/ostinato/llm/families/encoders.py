@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ostinato.llm.config import Layer, ModelConfig, Norm, Pooling
 from ostinato.llm.families.encoder import shapes
 from ostinato.llm.families.huggingface import ACTIVATIONS, layer_count, layer_windows, rope
-from ostinato.llm.families.naming import named, segments
+from ostinato.llm.families.naming import join_gate_up, join_qkv, named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -339,22 +339,20 @@ def roberta_names(config: ModelConfig) -> dict[str, Stored]:
 def nomic_bert_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Nomic BERT, with joint queries, keys and values."""
     places = named(shapes(config), _NOMIC_OUTER, _NOMIC_LAYER, "encoder.layers.{}.")
-    segments(places, len(config.layers), "q", [(part, config.width) for part in "qkv"])
+    join_qkv(places, config)
     return places
 
 
 def jina_bert_v2_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Jina BERT v2, with gates and what they gate joint."""
     places = named(shapes(config), _OUTER, _JINA_LAYER, "encoder.layer.{}.")
-    parts = [("gate", config.hidden), ("up", config.hidden)]
-    segments(places, len(config.layers), "gate", parts)
+    join_gate_up(places, config)
     return places
 
 
 def modernbert_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of ModernBERT, with joint matrices."""
     places = named(shapes(config), _MODERN_OUTER, _MODERN_LAYER, "layers.{}.")
-    count = len(config.layers)
-    segments(places, count, "q", [(part, config.width) for part in "qkv"])
-    segments(places, count, "gate", [("gate", config.hidden), ("up", config.hidden)])
+    join_qkv(places, config)
+    join_gate_up(places, config)
     return places

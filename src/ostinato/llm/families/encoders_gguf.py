@@ -9,7 +9,7 @@ from ostinato.llm.config import Layer, ModelConfig, Norm, Pooling
 from ostinato.llm.families.dense_gguf import layer_count, rope, sizes, windows_of
 from ostinato.llm.families.encoder import shapes
 from ostinato.llm.families.encoders import ALIBI
-from ostinato.llm.families.naming import named, segments
+from ostinato.llm.families.naming import join_gate_up, join_qkv, named
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -57,71 +57,64 @@ def _sizes(fields: Fields, tensors: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def bert(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
-    """BERT, RoBERTa and XLM-RoBERTa, whose files have no rows of positions before the first."""
-    found = _sizes(fields, tensors)
+def _like_bert(fields: Fields, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of encoders with BERT's norms, which follow each sum, and table of segments."""
     table = tensors.get("token_types.weight")
     eps = fields.number("attention.layer_norm_epsilon", above=0)
+    return {
+        **_sizes(fields, tensors),
+        "norm": Norm(kind="layer", eps=eps, bias=True),
+        "pre_norm": False,
+        "final_norm": False,
+        "segments": 0 if table is None else table.sizes[0],
+        "pooling": _pooling(fields, "pooling_type", 1),
+    }
+
+
+def bert(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
+    """BERT, RoBERTa and XLM-RoBERTa, whose files have no rows of positions before the first."""
+    found = _like_bert(fields, tensors)
     return ModelConfig(
         family="bert",
         architecture=architecture,
         **found,
         layers=(Layer(),) * layer_count(fields),
         positions=found["context"],
-        norm=Norm(kind="layer", eps=eps, bias=True),
-        pre_norm=False,
-        final_norm=False,
         activation="gelu",
         gated=False,
         attention_bias=True,
         output_bias=True,
         hidden_bias=True,
         head_bias=True,
-        segments=0 if table is None else table.sizes[0],
-        pooling=_pooling(fields, "pooling_type", 1),
     )
 
 
 def nomic_bert(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Nomic BERT."""
-    found = _sizes(fields, tensors)
-    table = tensors.get("token_types.weight")
-    eps = fields.number("attention.layer_norm_epsilon", above=0)
+    found = _like_bert(fields, tensors)
     return ModelConfig(
         family="nomic_bert",
         architecture=architecture,
         **found,
         layers=(Layer(rope=rope(fields, found, tensors)),) * layer_count(fields),
-        norm=Norm(kind="layer", eps=eps, bias=True),
-        pre_norm=False,
-        final_norm=False,
         activation="silu",
         head_bias=True,
-        segments=0 if table is None else table.sizes[0],
-        pooling=_pooling(fields, "pooling_type", 1),
     )
 
 
 def jina_bert_v2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Jina BERT v2, with the gates of feed-forwards in the first half of ``ffn_up``."""
-    found = _sizes(fields, tensors)
-    table = tensors.get("token_types.weight")
-    eps = fields.number("attention.layer_norm_epsilon", above=0)
+    found = _like_bert(fields, tensors)
     return ModelConfig(
         family="jina_bert_v2",
         architecture=architecture,
         **found,
         layers=(Layer(),) * layer_count(fields),
-        norm=Norm(kind="layer", eps=eps, bias=True),
-        pre_norm=False,
-        final_norm=False,
         activation="gelu",
         alibi=ALIBI,
         attention_bias=True,
         output_bias=True,
         down_bias=True,
-        segments=0 if table is None else table.sizes[0],
-        pooling=_pooling(fields, "pooling_type", 1),
     )
 
 
@@ -217,22 +210,20 @@ def bert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
 def nomic_bert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Nomic BERT, with joint queries, keys and values."""
     places = named(shapes(config), _OUTER, _NOMIC, "blk.{}.")
-    segments(places, len(config.layers), "q", [(part, config.width) for part in "qkv"])
+    join_qkv(places, config)
     return places
 
 
 def jina_bert_v2_gguf_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of Jina BERT v2, with gates and what they gate joint."""
     places = named(shapes(config), _OUTER, _JINA, "blk.{}.")
-    parts = [("gate", config.hidden), ("up", config.hidden)]
-    segments(places, len(config.layers), "gate", parts)
+    join_gate_up(places, config)
     return places
 
 
 def modernbert_gguf_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of ModernBERT, with joint matrices."""
     places = named(shapes(config), _OUTER, _MODERN, "blk.{}.")
-    count = len(config.layers)
-    segments(places, count, "q", [(part, config.width) for part in "qkv"])
-    segments(places, count, "gate", [("gate", config.hidden), ("up", config.hidden)])
+    join_qkv(places, config)
+    join_gate_up(places, config)
     return places

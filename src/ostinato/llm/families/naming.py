@@ -12,9 +12,17 @@ from ostinato.records import replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ostinato.llm.config import ModelConfig
     from ostinato.llm.weights import RowSpans
 
-__all__ = ["changed", "interleaved_rows", "named", "segments", "take_rows"]
+__all__ = [
+    "changed",
+    "interleaved_rows",
+    "join_gate_up",
+    "join_qkv",
+    "named",
+    "take_rows",
+]
 
 #: A logical name: a layer, or none, the part's name, and the kind of weight.
 _LOGICAL: Final = re.compile(r"(?:(\d+)\.)?(.+?)(\.weight|\.bias)?")
@@ -41,7 +49,7 @@ def named(
     return found
 
 
-def segments(
+def _segments(
     places: dict[str, Stored], layers: int, fused: str, parts: Sequence[tuple[str, int]]
 ) -> None:
     """Let weights of each layer be consecutive rows of one tensor.
@@ -63,6 +71,23 @@ def segments(
                         stem, rows=slice(start, start + rows), total=total
                     )
             start += rows
+
+
+def join_qkv(places: dict[str, Stored], config: ModelConfig) -> None:
+    """Let queries, keys and values of each layer be rows of the tensor that is named for ``q``."""
+    keys = config.kv_heads
+    rows = [
+        ("q", config.heads * config.head_dim),
+        ("k", keys * config.head_dim),
+        ("v", keys * config.value_dim),
+    ]
+    _segments(places, len(config.layers), "q", rows)
+
+
+def join_gate_up(places: dict[str, Stored], config: ModelConfig) -> None:
+    """Let gates and what they gate be rows of the tensor that is named for ``gate``."""
+    rows = [("gate", config.hidden), ("up", config.hidden)]
+    _segments(places, len(config.layers), "gate", rows)
 
 
 def changed(

@@ -20,7 +20,7 @@ from ostinato.llm.families import (
 from ostinato.llm.families.family import Family
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["GROUP", "families", "family_of", "gguf_family_of"]
 
@@ -87,13 +87,20 @@ def _mixture(name: str, *architectures: str, **settings: object) -> Family:
 
 
 def _encoder(name: str, *architectures: str, **settings: object) -> Family:
-    """A family of encoders."""
+    """A family of encoders, most of them BERTs, whose functions have names that begin with its."""
     chosen: dict[str, object] = {
         "config": getattr(encoders, name),
+        "names": getattr(encoders, f"{name}_names", None),
         "shapes": encoder.shapes,
         "hidden": encoder.hidden,
         "logits": encoder.logits,
         "prefix": "",
+        "embedding": "embeddings.word_embeddings.weight",
+        "unused": _BERT_HEADS,
+        "gguf": (name.replace("_", "-"),),
+        "gguf_config": getattr(encoders_gguf, name, None),
+        "gguf_names": getattr(encoders_gguf, f"{name}_gguf_names", None),
+        "gguf_unused": _GGUF_HEADS,
         **settings,
     }
     return Family(name=name, architectures=architectures, **chosen)  # type: ignore[arg-type]
@@ -188,13 +195,6 @@ _BUILT_IN: tuple[Family, ...] = (
         "BertForMaskedLM",
         "BertForSequenceClassification",
         "bert",
-        names=encoders.bert_names,
-        embedding="embeddings.word_embeddings.weight",
-        unused=_BERT_HEADS,
-        gguf=("bert",),
-        gguf_config=encoders_gguf.bert,
-        gguf_names=encoders_gguf.bert_gguf_names,
-        gguf_unused=_GGUF_HEADS,
     ),
     _encoder(
         "xlm_roberta",
@@ -207,8 +207,7 @@ _BUILT_IN: tuple[Family, ...] = (
         "xlm-roberta",
         "roberta",
         names=encoders.roberta_names,
-        embedding="embeddings.word_embeddings.weight",
-        unused=_BERT_HEADS,
+        gguf=(),
         gguf_written="bert",
     ),
     _encoder(
@@ -217,39 +216,17 @@ _BUILT_IN: tuple[Family, ...] = (
         "NomicBertForMaskedLM",
         "NomicBertForSequenceClassification",
         "nomic_bert",
-        names=encoders.nomic_bert_names,
-        embedding="embeddings.word_embeddings.weight",
-        unused=_BERT_HEADS,
-        gguf=("nomic-bert",),
-        gguf_config=encoders_gguf.nomic_bert,
-        gguf_names=encoders_gguf.nomic_bert_gguf_names,
-        gguf_unused=_GGUF_HEADS,
     ),
-    _encoder(
-        "jina_bert_v2",
-        "JinaBertModel",
-        "JinaBertForMaskedLM",
-        names=encoders.jina_bert_v2_names,
-        embedding="embeddings.word_embeddings.weight",
-        unused=_BERT_HEADS,
-        gguf=("jina-bert-v2",),
-        gguf_config=encoders_gguf.jina_bert_v2,
-        gguf_names=encoders_gguf.jina_bert_v2_gguf_names,
-        gguf_unused=_GGUF_HEADS,
-    ),
+    _encoder("jina_bert_v2", "JinaBertModel", "JinaBertForMaskedLM"),
     _encoder(
         "modernbert",
         "ModernBertModel",
         "ModernBertForMaskedLM",
         "ModernBertForSequenceClassification",
         "modernbert",
-        names=encoders.modernbert_names,
         embedding="embeddings.tok_embeddings.weight",
         unused=("head.dense.weight", "head.norm.weight", "decoder.weight", "decoder.bias"),
         gguf=("modern-bert",),
-        gguf_config=encoders_gguf.modernbert,
-        gguf_names=encoders_gguf.modernbert_gguf_names,
-        gguf_unused=_GGUF_HEADS,
     ),
 )
 
@@ -279,14 +256,11 @@ def family_of(architecture: str, source: str) -> Family:
     Raises:
         ModelFormatError: it is not known.
     """
-    for family in reversed([*families().values()]):
+    known = [*families().values()]
+    for family in reversed(known):
         if architecture in family.architectures:
             return family
-    known = ", ".join(sorted({f.architectures[0] for f in families().values()}))
-    raise ModelFormatError(
-        f"{source!r} has the architecture {architecture!r:.80}, which is not known; known are "
-        f"{known}"
-    )
+    raise _unknown(architecture, source, (family.architectures[0] for family in known))
 
 
 def gguf_family_of(architecture: str, source: str) -> Family:
@@ -299,11 +273,15 @@ def gguf_family_of(architecture: str, source: str) -> Family:
     Raises:
         ModelFormatError: it is not known.
     """
-    for family in reversed([*families().values()]):
+    known = [*families().values()]
+    for family in reversed(known):
         if architecture in family.gguf:
             return family
-    known = ", ".join(sorted({name for f in families().values() for name in f.gguf}))
-    raise ModelFormatError(
+    raise _unknown(architecture, source, (name for family in known for name in family.gguf))
+
+
+def _unknown(architecture: str, source: str, known: Iterable[str]) -> ModelFormatError:
+    return ModelFormatError(
         f"{source!r} has the architecture {architecture!r:.80}, which is not known; known are "
-        f"{known}"
+        f"{', '.join(sorted({*known}))}"
     )
