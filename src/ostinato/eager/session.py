@@ -13,7 +13,7 @@ from ostinato.eager.compute_node import ComputeNode
 from ostinato.eager.out_args import bind_out_args
 from ostinato.eager.pending import Pending, SessionStats
 from ostinato.errors import GraphError, InputError, SessionStateError
-from ostinato.ir.graph import locate
+from ostinato.ir.source_lines import locate
 from ostinato.ops.shape import RESHAPE
 from ostinato.ops.vocabulary import Vocabulary, VocabularyCore
 from ostinato.plan.buffer import Buffer

@@ -6,7 +6,6 @@ topological order. Passes build new graphs (see :mod:`ostinato.passes`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,8 @@ from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
 from ostinato.ir.deferred import Deferrable
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, check_shape
+from ostinato.ir.operators import Operators
+from ostinato.ir.source_lines import locate, user_source
 from ostinato.ir.stored import ParamValues, StoredTensor
 from ostinato.ir.types import TensorType
 from ostinato.records import dataclass, field
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.ir.specialization import Specialization
     from ostinato.variables import Dim
 
-__all__ = ["BaseGraph", "Node", "Value", "locate", "user_source"]
+__all__ = ["BaseGraph", "Node", "Value"]
 
 
 @dataclass(eq=False)
@@ -55,13 +56,10 @@ class Node:
         return f"{self.op.name} {self.label!r} ({operands})"
 
 
-class Value:
+class Value(Operators):
     """A tensor of the graph: one result of one node. It supports Python's operators."""
 
     __slots__ = ("graph", "id", "index", "node", "type")
-
-    #: An array on the left of an operator leaves it to the value on the right.
-    __array_ufunc__ = None
 
     def __init__(self, graph: BaseGraph, node: Node, index: int, id: int, type: TensorType) -> None:
         self.graph = graph
@@ -101,105 +99,6 @@ class Value:
 
     def _op(self, name: str, *operands: Any) -> Value:
         return getattr(self.graph, name)(*operands)  # type: ignore[no-any-return]
-
-    def __getitem__(self, key: Any) -> Value:
-        return self._op("getitem", self, key)
-
-    def __add__(self, other: Any) -> Value:
-        return self._op("add", self, other)
-
-    def __radd__(self, other: Any) -> Value:
-        return self._op("add", other, self)
-
-    def __sub__(self, other: Any) -> Value:
-        return self._op("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self._op("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return self._op("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self._op("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self._op("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self._op("divide", other, self)
-
-    def __floordiv__(self, other: Any) -> Value:
-        return self._op("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Value:
-        return self._op("floor_divide", other, self)
-
-    def __mod__(self, other: Any) -> Value:
-        return self._op("remainder", self, other)
-
-    def __rmod__(self, other: Any) -> Value:
-        return self._op("remainder", other, self)
-
-    def __pow__(self, other: Any) -> Value:
-        return self._op("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Value:
-        return self._op("pow", other, self)
-
-    def __matmul__(self, other: Any) -> Value:
-        return self._op("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Value:
-        return self._op("matmul", other, self)
-
-    def __neg__(self) -> Value:
-        return self._op("neg", self)
-
-    def __abs__(self) -> Value:
-        return self._op("abs", self)
-
-    def __invert__(self) -> Value:
-        return self._op("bitwise_invert", self)
-
-    def __and__(self, other: Any) -> Value:
-        return self._op("bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Value:
-        return self._op("bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Value:
-        return self._op("bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Value:
-        return self._op("bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Value:
-        return self._op("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Value:
-        return self._op("bitwise_xor", other, self)
-
-    def __lshift__(self, other: Any) -> Value:
-        return self._op("bitwise_left_shift", self, other)
-
-    def __rshift__(self, other: Any) -> Value:
-        return self._op("bitwise_right_shift", self, other)
-
-    def __lt__(self, other: Any) -> Value:
-        return self._op("less", self, other)
-
-    def __le__(self, other: Any) -> Value:
-        return self._op("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Value:
-        return self._op("greater", self, other)
-
-    def __ge__(self, other: Any) -> Value:
-        return self._op("greater_equal", self, other)
-
-    # Values are compared by identity: they are keys of dictionaries everywhere in the compiler.
-    # Elementwise equality is `equal(x, y)`.
 
 
 @dataclass(eq=False)
@@ -565,27 +464,7 @@ def _mentioned(node: Node) -> Iterator[Expr]:
 
 
 _SCALAR_DTYPES: dict[type, DType] = {bool: BOOL, int: INT64, float: FLOAT32}
-_PACKAGE = __name__.partition(".")[0]
 
 
 def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
-
-
-def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "") -> GraphError:
-    """Add the call, its operands and its source line to ``error``, unless it has them."""
-    if error.located:
-        return error
-    node = f" (node {label!r})" if label else ""
-    at = f" at {source}" if (source := user_source()) else ""
-    located = GraphError(f"{call}({', '.join(operands)}): {error}{node}{at}")
-    located.located, located.requirements = True, error.requirements
-    return located
-
-
-def user_source() -> str:
-    """``file:line`` of the innermost frame outside this package."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

@@ -14,10 +14,10 @@ from ostinato.plan.device_array import on_host
 from ostinato.plan.order import arrays_touched
 from ostinato.runtime.active_extent import ActiveExtents
 from ostinato.runtime.arrays import checked_mapping
-from ostinato.runtime.handle_calls import HandleCalls
+from ostinato.runtime.handle_calls import HandleCalls, HandleMethods
 from ostinato.runtime.handles import output_index
-from ostinato.runtime.moe_calls import MoeCalls
-from ostinato.runtime.queued_calls import QueuedCalls
+from ostinato.runtime.moe_calls import ExpertMethods, MoeCalls
+from ostinato.runtime.queued_calls import QueuedCalls, QueueMethods
 from ostinato.runtime.sizes import given_sizes
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
     from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.common.context import Context
-    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.device import Device
     from ostinato.dtypes import DType
     from ostinato.ir.binding import VariableValues
-    from ostinato.moe.expert_pool import MoeResidencyStats
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompiledSizes
     from ostinato.runtime.arrays import Array
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph"]
 
 
-class CompiledGraph:
+class CompiledGraph(HandleMethods, QueueMethods, ExpertMethods):
     """A graph compiled for a device. Made by :meth:`Session.compile`.
 
     It may be used from many threads: its calls take effect one after the other, in the order in
@@ -425,132 +423,6 @@ class CompiledGraph:
         """
         return self._execution.bind(inputs, outputs, variables)
 
-    # -- handles and states ------------------------------------------------------------------------
-
-    def bind_handle(self, name: str, array: Any) -> bool:
-        """Keep a copy of ``array`` on the device, to stand in for an input that a run leaves out.
-
-        With the name of a state, write the state.
-
-        Returns:
-            ``True``; on a device without handles, ``False``.
-
-        Raises:
-            InputError: no input or state has that name, or the shape or dtype differs.
-            VariableError: a size is out of its Variable's bounds.
-            CaptureError: inside a recording.
-        """
-        return self._handles.bind(name, array)
-
-    def has_handle(self, name: str) -> bool:
-        """Whether an input has a handle that would stand in for it. A state always has.
-
-        Raises:
-            InputError: no input or state has that name.
-        """
-        return self._handles.has(name)
-
-    def read_handle(self, name: str) -> Array | None:
-        """A copy of what a handle, or a state, holds; ``None`` when nothing is bound.
-
-        Raises:
-            InputError: no input or state has that name.
-            CaptureError: inside a recording.
-        """
-        return self._handles.read(name)
-
-    def unbind_handle(self, name: str) -> None:
-        """Drop a handle, if there is one, and its feed; give a state its initial value again.
-
-        Raises:
-            InputError: no input or state has that name.
-            CaptureError: inside a recording.
-        """
-        self._handles.unbind(name)
-
-    def set_handle_feed(self, name: str, output_index: int | None) -> None:
-        """After each run, let the handle of an input take an output; ``None`` ends that.
-
-        The handle takes the buffer that the run wrote, and its former buffer is written by the next
-        run: nothing is copied, unless the output is read as well. Calls of :meth:`bind` neither
-        read handles nor feed them. Recordings go on feeding what they fed when they were made.
-
-        Raises:
-            InputError: no input has that name, there is no such output, or their types differ.
-            CaptureError: inside a recording.
-        """
-        self._handles.set_feed(name, output_index)
-
-    def run_feed_handle(
-        self,
-        inputs: Mapping[str, Any] | None,
-        name: str,
-        output_index: int,
-        *,
-        variables: VariableValues | None = None,
-    ) -> Array:
-        """Run once, let the handle of an input take an output, and return a copy of that.
-
-        Raises:
-            InputError, VariableError, CaptureError: as :meth:`run` and :meth:`set_handle_feed`.
-                Nothing has run.
-        """
-        return self._handles.run_feeding(inputs, name, output_index, variables)
-
-    # -- queued runs -------------------------------------------------------------------------------
-
-    def commit_no_wait(
-        self,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        variables: VariableValues | None = None,
-    ) -> None:
-        """Queue a run and return at once.
-
-        The inputs are copied now, so that the caller may change them. Handles, states and params
-        are those of the moment when the run's turn has come. Its results stay in the arena, where
-        the next run overwrites them: read them through :meth:`read_output_row` or a handle that
-        takes them. All other calls on this graph take effect after it.
-
-        What is wrong with the inputs is raised by :meth:`sync_pending`; later runs still run.
-
-        Inside a recording the run is recorded: on these very arrays, as by :meth:`bind`, and on the
-        buffers that handles have now. A handle that takes an output keeps its buffer: the recorded
-        run ends with a copy. Results are in the arena after each replay.
-
-        Raises:
-            InputError: inside a recording, the arrays do not fit or can not be used in place.
-            VariableError: inside a recording, a size is out of its Variable's bounds.
-            CaptureError: a handle takes an output, and has no buffer yet that it could be recorded
-                with.
-        """
-        self._queue.commit(inputs, variables)
-
-    def sync_pending(self) -> None:
-        """Wait for the queued runs, then raise the first error among them, if there was one.
-
-        Raises:
-            CaptureError: inside a recording.
-        """
-        self._queue.sync()
-
-    def run_pipelined(
-        self,
-        input_sets: Iterable[Mapping[str, Any]],
-        *,
-        variables: VariableValues | None = None,
-    ) -> list[list[Array]]:
-        """Run once for each set of inputs, with no other run in between.
-
-        Returns:
-            By run, the outputs: the same bits as from as many calls of :meth:`run`.
-
-        Raises:
-            InputError, VariableError, CaptureError: as :meth:`run`. All sets are checked before the
-                first one runs.
-        """
-        return self._queue.run_all(input_sets, variables)
-
     # -- rows in use -------------------------------------------------------------------------------
 
     def set_active_extent(self, extent: tuple[int, int] | None) -> None:
@@ -581,101 +453,6 @@ class CompiledGraph:
             VariableError, CaptureError: as :meth:`set_active_extent`.
         """
         return self._extents.block(actual, upper)
-
-    # -- experts -----------------------------------------------------------------------------------
-
-    @property
-    def moe_layers(self) -> Sequence[ExpertLayer]:
-        """The layers of experts, in order: ``name``, ``experts``, and ``slots`` if limited."""
-        return self._experts.layers
-
-    @property
-    def moe_transfers(self) -> ExpertTransfers:
-        """The numbers of experts and bytes moved between the device and their file so far."""
-        return self._experts.transfers
-
-    def set_moe_resident_experts(self, mask: Any) -> None:
-        """Say which experts live on the device, the same ones in every layer.
-
-        What runs compute does not change, to the bit. Where experts live in a file
-        (:class:`ostinato.moe.ExpertFile`), those that are not on the device yet are fetched, and
-        those that stay are not moved. Masks of single layers are cleared.
-
-        Args:
-            mask: a bool for each expert; ``None``: as if nothing had ever been said.
-
-        Raises:
-            InputError: its length or dtype differs, or more experts are resident than the device
-                has slots for. Nothing has changed.
-            ModelFormatError: an expert could not be read from its file.
-            CaptureError: inside a recording.
-        """
-        self._experts.set_resident(mask)
-
-    def set_moe_resident_experts_per_layer(self, masks: Any) -> None:
-        """Say which experts of each layer live on the device; see :meth:`set_moe_resident_experts`.
-
-        A mask of all layers is cleared.
-
-        Args:
-            masks: a mask for each layer of :attr:`moe_layers`; ``None``: as if nothing had been
-                said.
-
-        Raises:
-            InputError: their number, or the length or dtype of one, differs, or more experts of
-                a layer are resident than the device has slots for. Nothing has changed.
-            ModelFormatError, CaptureError: as :meth:`set_moe_resident_experts`.
-        """
-        self._experts.set_resident_per_layer(masks)
-
-    def enable_moe_topk_capture(self, num_experts: int) -> bool:
-        """Keep, from now on, which experts each run calls; see :meth:`take_moe_topk_capture`.
-
-        Args:
-            num_experts: how many experts a layer has; of several layers, the one with most.
-
-        Returns:
-            Whether there is anything to keep: ``False`` for a graph without layers of experts.
-
-        Raises:
-            InputError: the number differs.
-            CaptureError: inside a recording.
-        """
-        return self._experts.enable_capture(num_experts)
-
-    def disable_moe_topk_capture(self) -> None:
-        """Keep no longer which experts runs call; what was kept and not taken is forgotten.
-
-        Raises:
-            CaptureError: inside a recording.
-        """
-        self._experts.disable_capture()
-
-    def take_moe_topk_capture(self) -> list[Array] | None:
-        """The experts that the last run called; a second call gives ``None``.
-
-        Returns:
-            For each layer an int64 array of the shape of its ids, ``[tokens, k]`` for :meth:`moe`,
-            the numbers within the experts there are; only the tokens in use where the run had an
-            active extent. ``None`` when nothing has run since the last
-            call, or since the capture was enabled, or it never was.
-
-        Raises:
-            CaptureError: inside a recording.
-        """
-        return self._experts.take_capture()
-
-    def take_moe_residency_stats(self) -> MoeResidencyStats | None:
-        """The residency of the experts that the last run called; a second call gives ``None``.
-
-        Returns:
-            Counts over all layers, by the masks that were set when it ran. ``None`` when nothing
-            has run since the last call, or the graph has no layer of experts.
-
-        Raises:
-            CaptureError: inside a recording.
-        """
-        return self._experts.take_stats()
 
     # -- clones ------------------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ostinato.backends.base import Capabilities
+    from ostinato.ir.binding import VariableValues
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.execution import Execution
 
-__all__ = ["HandleCalls"]
+__all__ = ["HandleCalls", "HandleMethods"]
 
 
 class HandleCalls:
@@ -106,3 +107,79 @@ class HandleCalls:
 
     def _is_state(self, name: object) -> bool:
         return isinstance(name, str) and name in self._signature.states
+
+
+class HandleMethods:
+    """The methods of a compiled graph for handles and states."""
+
+    _handles: HandleCalls
+
+    def bind_handle(self, name: str, array: Any) -> bool:
+        """Keep a copy of ``array`` on the device, to stand in for an input that a run leaves out.
+
+        With the name of a state, write the state.
+
+        Returns:
+            ``True``; on a device without handles, ``False``.
+
+        Raises:
+            InputError: no input or state has that name, or the shape or dtype differs.
+            VariableError: a size is out of its Variable's bounds.
+            CaptureError: inside a recording.
+        """
+        return self._handles.bind(name, array)
+
+    def has_handle(self, name: str) -> bool:
+        """Whether an input has a handle that would stand in for it. A state always has.
+
+        Raises:
+            InputError: no input or state has that name.
+        """
+        return self._handles.has(name)
+
+    def read_handle(self, name: str) -> Array | None:
+        """A copy of what a handle, or a state, holds; ``None`` when nothing is bound.
+
+        Raises:
+            InputError: no input or state has that name.
+            CaptureError: inside a recording.
+        """
+        return self._handles.read(name)
+
+    def unbind_handle(self, name: str) -> None:
+        """Drop a handle, if there is one, and its feed; give a state its initial value again.
+
+        Raises:
+            InputError: no input or state has that name.
+            CaptureError: inside a recording.
+        """
+        self._handles.unbind(name)
+
+    def set_handle_feed(self, name: str, output_index: int | None) -> None:
+        """After each run, let the handle of an input take an output; ``None`` ends that.
+
+        The handle takes the buffer that the run wrote, and its former buffer is written by the next
+        run: nothing is copied, unless the output is read as well. Calls of :meth:`bind` neither
+        read handles nor feed them. Recordings go on feeding what they fed when they were made.
+
+        Raises:
+            InputError: no input has that name, there is no such output, or their types differ.
+            CaptureError: inside a recording.
+        """
+        self._handles.set_feed(name, output_index)
+
+    def run_feed_handle(
+        self,
+        inputs: Mapping[str, Any] | None,
+        name: str,
+        output_index: int,
+        *,
+        variables: VariableValues | None = None,
+    ) -> Array:
+        """Run once, let the handle of an input take an output, and return a copy of that.
+
+        Raises:
+            InputError, VariableError, CaptureError: as :meth:`run` and :meth:`set_handle_feed`.
+                Nothing has run.
+        """
+        return self._handles.run_feeding(inputs, name, output_index, variables)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     expert_pool = LazyModule("ostinato.moe.expert_pool")
 
-__all__ = ["MoeCalls"]
+__all__ = ["ExpertMethods", "MoeCalls"]
 
 Masks = tuple["Array | None", ...]
 
@@ -190,3 +190,102 @@ def _mask(mask: Any, layer: ExpertLayer) -> Array:
             f"has slots for {layer.slots}"
         )
     return array
+
+
+class ExpertMethods:
+    """The methods of a compiled graph for mixtures of experts."""
+
+    _experts: MoeCalls
+
+    @property
+    def moe_layers(self) -> Sequence[ExpertLayer]:
+        """The layers of experts, in order: ``name``, ``experts``, and ``slots`` if limited."""
+        return self._experts.layers
+
+    @property
+    def moe_transfers(self) -> ExpertTransfers:
+        """The numbers of experts and bytes moved between the device and their file so far."""
+        return self._experts.transfers
+
+    def set_moe_resident_experts(self, mask: Any) -> None:
+        """Say which experts live on the device, the same ones in every layer.
+
+        What runs compute does not change, to the bit. Where experts live in a file
+        (:class:`ostinato.moe.ExpertFile`), those that are not on the device yet are fetched, and
+        those that stay are not moved. Masks of single layers are cleared.
+
+        Args:
+            mask: a bool for each expert; ``None``: as if nothing had ever been said.
+
+        Raises:
+            InputError: its length or dtype differs, or more experts are resident than the device
+                has slots for. Nothing has changed.
+            ModelFormatError: an expert could not be read from its file.
+            CaptureError: inside a recording.
+        """
+        self._experts.set_resident(mask)
+
+    def set_moe_resident_experts_per_layer(self, masks: Any) -> None:
+        """Say which experts of each layer live on the device; see :meth:`set_moe_resident_experts`.
+
+        A mask of all layers is cleared.
+
+        Args:
+            masks: a mask for each layer of :attr:`moe_layers`; ``None``: as if nothing had been
+                said.
+
+        Raises:
+            InputError: their number, or the length or dtype of one, differs, or more experts of
+                a layer are resident than the device has slots for. Nothing has changed.
+            ModelFormatError, CaptureError: as :meth:`set_moe_resident_experts`.
+        """
+        self._experts.set_resident_per_layer(masks)
+
+    def enable_moe_topk_capture(self, num_experts: int) -> bool:
+        """Keep, from now on, which experts each run calls; see :meth:`take_moe_topk_capture`.
+
+        Args:
+            num_experts: how many experts a layer has; of several layers, the one with most.
+
+        Returns:
+            Whether there is anything to keep: ``False`` for a graph without layers of experts.
+
+        Raises:
+            InputError: the number differs.
+            CaptureError: inside a recording.
+        """
+        return self._experts.enable_capture(num_experts)
+
+    def disable_moe_topk_capture(self) -> None:
+        """Keep no longer which experts runs call; what was kept and not taken is forgotten.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._experts.disable_capture()
+
+    def take_moe_topk_capture(self) -> list[Array] | None:
+        """The experts that the last run called; a second call gives ``None``.
+
+        Returns:
+            For each layer an int64 array of the shape of its ids, ``[tokens, k]`` for :meth:`moe`,
+            the numbers within the experts there are; only the tokens in use where the run had an
+            active extent. ``None`` when nothing has run since the last
+            call, or since the capture was enabled, or it never was.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        return self._experts.take_capture()
+
+    def take_moe_residency_stats(self) -> MoeResidencyStats | None:
+        """The residency of the experts that the last run called; a second call gives ``None``.
+
+        Returns:
+            Counts over all layers, by the masks that were set when it ran. ``None`` when nothing
+            has run since the last call, or the graph has no layer of experts.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        return self._experts.take_stats()

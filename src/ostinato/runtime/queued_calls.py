@@ -21,12 +21,13 @@ from ostinato.variables import symbols
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.ir.binding import VariableValues
     from ostinato.runtime.active_extent import ActiveExtents, Extent
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.execution import Execution
     from ostinato.runtime.signature import Live
 
-__all__ = ["QueuedCalls"]
+__all__ = ["QueueMethods", "QueuedCalls"]
 
 
 class QueuedCalls:
@@ -177,3 +178,61 @@ def _copied(inputs: object) -> object:
             array = given if isinstance(given, DeviceArray) else as_array(given)
             copies[name] = array.copy()
     return copies
+
+
+class QueueMethods:
+    """The methods of a compiled graph for queued runs."""
+
+    _queue: QueuedCalls
+
+    def commit_no_wait(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        variables: VariableValues | None = None,
+    ) -> None:
+        """Queue a run and return at once.
+
+        The inputs are copied now, so that the caller may change them. Handles, states and params
+        are those of the moment when the run's turn has come. Its results stay in the arena, where
+        the next run overwrites them: read them through :meth:`read_output_row` or a handle that
+        takes them. All other calls on this graph take effect after it.
+
+        What is wrong with the inputs is raised by :meth:`sync_pending`; later runs still run.
+
+        Inside a recording the run is recorded: on these very arrays, as by :meth:`bind`, and on the
+        buffers that handles have now. A handle that takes an output keeps its buffer: the recorded
+        run ends with a copy. Results are in the arena after each replay.
+
+        Raises:
+            InputError: inside a recording, the arrays do not fit or can not be used in place.
+            VariableError: inside a recording, a size is out of its Variable's bounds.
+            CaptureError: a handle takes an output, and has no buffer yet that it could be recorded
+                with.
+        """
+        self._queue.commit(inputs, variables)
+
+    def sync_pending(self) -> None:
+        """Wait for the queued runs, then raise the first error among them, if there was one.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._queue.sync()
+
+    def run_pipelined(
+        self,
+        input_sets: Iterable[Mapping[str, Any]],
+        *,
+        variables: VariableValues | None = None,
+    ) -> list[list[Array]]:
+        """Run once for each set of inputs, with no other run in between.
+
+        Returns:
+            By run, the outputs: the same bits as from as many calls of :meth:`run`.
+
+        Raises:
+            InputError, VariableError, CaptureError: as :meth:`run`. All sets are checked before the
+                first one runs.
+        """
+        return self._queue.run_all(input_sets, variables)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
-from ostinato.ir.graph import locate
+from ostinato.ir.source_lines import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
