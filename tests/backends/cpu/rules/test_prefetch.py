@@ -221,14 +221,15 @@ def test_rows_out_of_use_stay_out(lowered: Lowered) -> None:
     np.testing.assert_array_equal(part[:9], whole[:9])
 
 
-def test_blocks_where_several_tiles_share_a_panel() -> None:
-    (one,) = gemms(product(8, 512, 96, "float32")[0])
+def test_blocks_where_several_tiles_share_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_facts, "few_rows_prefetch", lambda: True)
     (several,) = gemms(product(32, 512, 96, "float32")[0])
+    (one,) = gemms(product(several.rows, 512, 96, "float32")[0])
     assert one.fetch is not None
     assert one.depth_block is None
     assert several.depth_block is not None
     block = several.depth_block * several.panel * several.b_dtype.itemsize
-    assert block <= SMALL.second // 2
+    assert block <= SMALL.first // 2
     assert several.fetching_tiles == several.item_tiles > 1
 
 
@@ -260,7 +261,10 @@ def test_a_symbolic_number_of_rows_may_be_small(dtype: str) -> None:
         np.testing.assert_array_equal(ahead, plain)
 
 
-def test_few_rows_and_resident_panels_are_left_to_the_hardware() -> None:
+def test_few_rows_and_resident_panels_are_left_to_the_hardware(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processor_facts, "few_rows_prefetch", lambda: False)
     (few,) = gemms(product(4, 512, 96, "float32")[0])
     (resident,) = gemms(product(32, 512, 96, "float32")[0], CacheSizes(second=1 << 30))
     (off,) = gemms(product(32, 512, 96, "float32")[0], prefetch=False)
@@ -286,11 +290,11 @@ def test_all_rows_go_over_a_panel_block_by_block(caches: CacheSizes) -> None:
     """One item has all rows where there are panels enough for all threads."""
     for rows in (16, 32, 128):
         (gemm,) = gemms(product(rows, 512, 8192, "float32")[0], caches)
-        assert gemm.block == rows
+        assert gemm.block == -(-rows // gemm.rows) * gemm.rows
         assert gemm.depth_block is not None
         block = gemm.depth_block * gemm.panel * 4
         assert block <= 4 * caches.first
-    (narrow,) = gemms(product(128, 4096, 480, "float32")[0], caches)
+    (narrow,) = gemms(product(128, 4096, 10 * gemm.panel, "float32")[0], caches)
     assert narrow.block < 128  # ten panels alone would be few items
 
 
