@@ -111,6 +111,7 @@ class Call:
         nodes: labels of the graph nodes that it computes.
         title: what it does, in a word or two (``"matmul+gelu"``).
         flops: floating point operations, as a dim.
+        parts: of a kernel that several were joined to, their calls, in the order of its parts.
     """
 
     kernel: Kernel
@@ -118,6 +119,7 @@ class Call:
     nodes: tuple[str, ...]
     title: str
     flops: Dim = 0
+    parts: tuple[Call, ...] = ()
 
     def reads(self) -> list[LoweredBuffer]:
         pairs = zip(self.kernel.args, self.buffers, strict=True)
