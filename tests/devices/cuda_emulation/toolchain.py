@@ -21,13 +21,14 @@ _CACHE = Path(__file__).parents[3] / "build" / "cuda-emulation"
 #: The compilers; without both, nothing is emulated.
 COMPILER = shutil.which("g++") if shutil.which("gcc") else None
 
-#: Accesses are checked by the calls that -fsanitize=thread puts before them: see engine.c.
+#: Accesses are checked by the calls that -fsanitize=thread puts before them: see engine.c. Most
+#: kernels run a few times: optimising them takes longer than it saves.
 _FLAGS = (
     *(
         "-x",
         "c++",
         "-std=gnu++20",
-        "-O1",
+        "-O0",
         "-g1",
         "-gdwarf-4",
         "-w",
