@@ -188,13 +188,20 @@ class PackedBlockMatmul(RowMatmul):
         """Two sums of each element are in registers: of a group in integers, of all in float32.
 
         The time of a tile is that of its products, and of taking apart a row of the panel; to
-        repeat an element of a row of ``a`` takes none.
+        repeat an element of a row of ``a`` takes none. With products in pairs, the registers are
+        for the sums of 16 bits; those of float32, which are needed once a group, may find
+        themselves on the stack.
         """
+        pairs = registers.byte_pairs and not registers.byte_dots
 
         def fits(rows: int, vectors: int) -> bool:
+            if pairs:
+                return rows * vectors + vectors + 3 <= registers.count
             return 2 * rows * vectors + 2 * vectors + 4 <= registers.count
 
         def time(rows: int, vectors: int) -> int:
+            if pairs:
+                return 4 * rows * vectors + 4 * vectors + rows
             return 4 * rows * vectors + 10 * vectors + 4
 
         columns = [matmul.spec.n for matmul in (self, *others)]
@@ -204,7 +211,8 @@ class PackedBlockMatmul(RowMatmul):
         )
 
     def panel_format(self, registers: RegisterFile) -> BlockPanels:
-        return BlockPanels(UINT8, 4 if registers.byte_dots else 2, form=self.form)
+        together = registers.byte_dots or registers.byte_pairs
+        return BlockPanels(UINT8, 4 if together else 2, form=self.form)
 
     @property
     def row_operands(self) -> tuple[PackedMatmul, ...]:
