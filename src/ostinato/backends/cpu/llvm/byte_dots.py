@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.dtypes import DType
 
-__all__ = ["add_pairs", "add_products", "pairs_of_products", "with_unsigned_left"]
+__all__ = ["add_pairs", "add_products", "in_order", "pairs_of_products", "with_unsigned_left"]
 
 _MULTIPLY_PAIRS = {
     4: "llvm.x86.sse2.pmadd.wd",
@@ -77,6 +77,16 @@ def add_pairs(builder: ir.IRBuilder, total: ir.Value, pairs: ir.Value) -> ir.Val
     ones = ir.Constant(pairs.type, [1] * pairs.type.count)
     name = _MULTIPLY_PAIRS[total.type.count]
     return builder.add(total, call_intrinsic(builder, name, total.type, [pairs, ones]))
+
+
+def in_order(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """``value``, a vector register of x86, computed before the next one that is passed here.
+
+    LLVM else reorders the sums of a tile freely, and where it has 16 registers, keeps operands of
+    many steps on the stack.
+    """
+    kind = ir.FunctionType(value.type, [value.type])
+    return builder.asm(kind, "", "=x,0", [value], side_effect=True)
 
 
 def with_unsigned_left(

@@ -18,6 +18,7 @@ from llvmlite import ir
 from ostinato.backends.cpu.llvm.byte_dots import (
     add_pairs,
     add_products,
+    in_order,
     pairs_of_products,
     with_unsigned_left,
 )
@@ -374,7 +375,7 @@ class _PackedTile:
         if self._signed:
             right, left = with_unsigned_left(b, right, left)
         pairs, sofar = pairs_of_products(b, right, left), held[place]
-        held[place] = pairs if sofar is None else b.add(sofar, pairs)
+        held[place] = in_order(b, pairs if sofar is None else b.add(sofar, pairs))
 
     def _add_held(self, held: Sequence[ir.Value | None]) -> None:
         """Adds what is held in 16 bits to the sums."""
