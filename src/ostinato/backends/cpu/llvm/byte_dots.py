@@ -92,7 +92,7 @@ def in_order(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 def with_unsigned_left(
     builder: ir.IRBuilder, left: ir.Value, right: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Bytes with the products of ``left`` and ``right``, both signed, of which the left have no sign.
+    """Bytes with the products of ``left`` and ``right``, both signed: the first ones unsigned.
 
     ``right`` is not -128, whose opposite is none of 8 bits.
     """

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["define_packed_tile"]
 
 _PAIR = 2 * 127
-"""What a pair of products is at most, times a code: activations are within -127 and 127."""
+"""The bound of a pair of products, times a code: activations are within -127 and 127."""
 
 _MOST = (1 << 15) - 1
 """The greatest integer of 16 bits."""
