@@ -17,16 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import ostinato as ost
+from bench.decoder_step import Config, Decoder
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from tiny_llama import Config, Decoder
+import ostinato as ost
 
 LLAMA_1B = {
     "vocabulary": 128256,

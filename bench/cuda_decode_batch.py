@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from bench.cuda_decode import LLAMA_1B, median_ms
+from bench.decoder_step import Config, Decoder
 
 import ostinato as ost
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from bench.cuda_decode import LLAMA_1B, median_ms
-from tiny_llama import Config, Decoder
 
 BANDWIDTH = 3.0e12
 

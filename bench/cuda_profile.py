@@ -12,21 +12,16 @@ and waits for weights. ``--whole`` prints every part. Below is the median of run
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-import ostinato as ost
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from bench import cuda_decode_batch, cuda_moe, cuda_quantized_decode
 from bench.cuda_decode import LLAMA_1B, decoder, median_ms
-from tiny_llama import Config
+from bench.decoder_step import Config
 
+import ostinato as ost
 from ostinato.plan.profile import PartProfile
 
 

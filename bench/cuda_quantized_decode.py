@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,12 +20,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from bench.cuda_decode import LLAMA_1B, median_ms
+from bench.decoder_step import Config, Decoder
 
 import ostinato as ost
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from bench.cuda_decode import LLAMA_1B, median_ms
-from tiny_llama import Config, Decoder
 
 Array = np.ndarray[Any, Any]
 

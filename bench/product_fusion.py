@@ -4,8 +4,8 @@
 
 Each model is compiled with ``CompileOptions(product_fusion=True)`` and without; the two alternate
 in one process, and the first one changes from round to round. Models are those of
-``bench.compare``, a layer of its ``decode`` model over many rows (``prefill``), and steps of the
-example ``tiny_llama.py`` at several widths.
+``bench.compare``, a layer of its ``decode`` model over many rows (``prefill``), and steps of
+``bench.decoder_step`` at several widths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,10 +22,9 @@ from typing import Any
 import numpy as np
 from bench.compare.peers.ours import build
 from bench.compare.workloads import RMS_NORM_EPS, WORKLOADS, Decode, Weight
+from bench.decoder_step import Config, decoder_graph, random_weights
 
 import ostinato as ost
-
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], None]
@@ -136,9 +134,6 @@ def _prefill(rows: int, layers: int = 4) -> tuple[ost.Graph, Mapping[str, Array]
 
 
 def _llama(width: int) -> ost.Graph:
-    sys.path.insert(0, str(EXAMPLES))
-    from tiny_llama import Config, decoder_graph, random_weights
-
     heads = width // 32
     config = Config(
         width=width, layers=4, heads=heads, key_heads=heads // 2, hidden=width * 11 // 4

@@ -4,7 +4,7 @@
   every op a session of its own, ``one session`` encodes all of them for one commit,
   ``graph.replay`` runs a recorded session again, ``replay_graph`` what a context captured.
 - Tiny graphs do such an addition to a state.
-- The decode loop is that of ``examples/decode_loop.py``, a step per token.
+- The decode loop is that of ``bench.decode_ways``, a step per token.
 
 Sides alternate in one process, on one thread.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -23,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench import decode_ways
+from bench.decoder_step import Config, random_weights
 
 import ostinato as ost
 from ostinato.tools.timing import Timing, interleave
-
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 Calls = dict[str, Callable[[], object]]
 
@@ -111,19 +110,17 @@ def tiny_graphs(count: int) -> Calls:
 
 def decoding(count: int) -> Calls:
     """Ways to generate ``count`` tokens, by name; all are checked to give the same ones."""
-    sys.path.insert(0, str(EXAMPLES))
-    import decode_loop as loop
-
-    config = loop.Config()
-    weights = loop.random_weights(config)
+    config = Config()
+    weights = random_weights(config)
     session = ost.Session("cpu", threads=1)
     session.context.set_dev_state_mode(True)
     ways = {
-        "op by op": loop.op_by_op(session, config, weights),
-        "compiled": loop.compiled(session, config, weights),
-        "replayed": loop.replayed(session, loop.bound(session, config, weights)),
+        "op by op": decode_ways.op_by_op(session, config, weights),
+        "compiled": decode_ways.compiled(session, config, weights),
+        "replayed": decode_ways.replayed(session, decode_ways.bound(session, config, weights)),
     }
-    calls: Calls = {name: partial(loop.generate, session, w, count) for name, w in ways.items()}
+    generate = partial(decode_ways.generate, session)
+    calls: Calls = {name: partial(generate, way, count) for name, way in ways.items()}
     tokens = [call() for call in calls.values()]
     assert tokens == tokens[:1] * len(tokens), tokens
     return calls

@@ -1,18 +1,15 @@
-"""The decode loop of ``examples/`` against NumPy, token by token, however its steps are run."""
+"""The decode loop of ``bench`` against NumPy, token by token, however its steps are run."""
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from bench import decode_ways, decoder_step
 
 import ostinato as ost
 from tests.devices.registered import open_session
@@ -20,7 +17,6 @@ from tests.devices.registered import open_session
 Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 COUNT = 64
 
 
@@ -78,23 +74,7 @@ def numpy_rope(x: Array, base: float) -> Array:
     return np.concatenate([turned.real, turned.imag], -1)
 
 
-# -- the model and the loop of the examples --------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[ModuleType]:
-    """``examples/tiny_llama.py``."""
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        yield importlib.import_module("tiny_llama")
-    finally:
-        sys.path.remove(str(EXAMPLES))
-
-
-@pytest.fixture(scope="module")
-def loop(model: ModuleType) -> ModuleType:
-    """``examples/decode_loop.py``."""
-    return importlib.import_module("decode_loop")
+# -- models --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -107,9 +87,9 @@ def session(device: str) -> ost.Session:
 class Case:
     """A model, and what it generates according to NumPy."""
 
-    def __init__(self, model: ModuleType, seed: int, first: int = 1, **sizes: Any) -> None:
-        self.config = model.Config(**sizes)
-        self.weights = model.random_weights(self.config, seed)
+    def __init__(self, seed: int, first: int = 1, **sizes: Any) -> None:
+        self.config = decoder_step.Config(**sizes)
+        self.weights = decoder_step.random_weights(self.config, seed)
         self.first = first
         self.tokens = numpy_tokens(self.weights, self.config, first, COUNT)
 
@@ -123,14 +103,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, model: ModuleType) -> Case:
-    return Case(model, **CASES[request.param])
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(**CASES[request.param])
 
 
 @pytest.fixture(scope="module")
-def pair(model: ModuleType) -> list[Case]:
+def pair() -> list[Case]:
     """Two models of different sizes."""
-    return [Case(model, 11), Case(model, 12, heads=2, key_heads=1, hidden=64, first=3)]
+    return [Case(11), Case(12, heads=2, key_heads=1, hidden=64, first=3)]
 
 
 # -- every way to run a step -----------------------------------------------------------------------
@@ -141,9 +121,11 @@ def test_the_tokens_are_many(case: Case) -> None:
     assert len(set(case.tokens)) > 10
 
 
-def test_as_a_plan(model: ModuleType, case: Case, device: str) -> None:
+def test_as_a_plan(case: Case, device: str) -> None:
     """The Variables given as launch arguments, with no context in sight."""
-    plan = open_session(device, threads=1).prepare(model.decoder_graph(case.config, case.weights))
+    plan = open_session(device, threads=1).prepare(
+        decoder_step.decoder_graph(case.config, case.weights)
+    )
     following = plan.output_buffer()
     token, tokens = case.first, []
     for position in range(COUNT):
@@ -154,37 +136,35 @@ def test_as_a_plan(model: ModuleType, case: Case, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["op_by_op", "compiled", "bound"])
-def test_eagerly(loop: ModuleType, session: ost.Session, case: Case, name: str) -> None:
-    way = getattr(loop, name)(session, case.config, case.weights)
-    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+def test_eagerly(session: ost.Session, case: Case, name: str) -> None:
+    way = getattr(decode_ways, name)(session, case.config, case.weights)
+    assert decode_ways.generate(session, way, COUNT, case.first) == case.tokens
 
 
 @pytest.mark.parametrize("name", ["op_by_op", "bound"])
-def test_replayed(loop: ModuleType, session: ost.Session, case: Case, name: str) -> None:
+def test_replayed(session: ost.Session, case: Case, name: str) -> None:
     """A session's commit and a bound call are recorded alike."""
-    way = getattr(loop, name)(session, case.config, case.weights)
-    replayed = loop.replayed(session, way, key=3)
+    way = getattr(decode_ways, name)(session, case.config, case.weights)
+    replayed = decode_ways.replayed(session, way, key=3)
     for _ in range(2):  # what one sequence left in the caches is nothing to the next
-        assert loop.generate(session, replayed, COUNT, case.first) == case.tokens
+        assert decode_ways.generate(session, replayed, COUNT, case.first) == case.tokens
 
 
-def test_queued_and_replayed(loop: ModuleType, session: ost.Session, pair: list[Case]) -> None:
+def test_queued_and_replayed(session: ost.Session, pair: list[Case]) -> None:
     """``commit_no_wait``; the token is a row of its output."""
     case = pair[0]
-    decoder = session.compile(loop.decoder_graph(case.config, case.weights))
-    way = loop.Way(decoder.commit_no_wait, lambda: int(decoder.read_output_row(0, 0)))
-    assert loop.generate(session, way, COUNT, case.first) == case.tokens
-    replayed = loop.replayed(session, way)
-    assert loop.generate(session, replayed, COUNT, case.first) == case.tokens
+    decoder = session.compile(decoder_step.decoder_graph(case.config, case.weights))
+    way = decode_ways.Way(decoder.commit_no_wait, lambda: int(decoder.read_output_row(0, 0)))
+    assert decode_ways.generate(session, way, COUNT, case.first) == case.tokens
+    replayed = decode_ways.replayed(session, way)
+    assert decode_ways.generate(session, replayed, COUNT, case.first) == case.tokens
 
 
 @pytest.mark.parametrize("change", ["as it is", "fused", "reordered", "both"])
-def test_a_recorded_session(
-    loop: ModuleType, session: ost.Session, pair: list[Case], change: str
-) -> None:
+def test_a_recorded_session(session: ost.Session, pair: list[Case], change: str) -> None:
     """Its graph, replayed without the context recording anything."""
     case, executor = pair[1], ost.GraphExecutor(session.context)
-    step = loop.Operations(executor, case.config, case.weights)
+    step = decode_ways.Operations(executor, case.config, case.weights)
     with executor.begin_recorded() as s:
         step.encode(s)
     graph = s.graph
@@ -193,31 +173,31 @@ def test_a_recorded_session(
         assert graph.fused
     if change in ("reordered", "both"):
         graph = graph.reorder()
-    way = loop.Way(graph.replay, step.read)
-    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+    way = decode_ways.Way(graph.replay, step.read)
+    assert decode_ways.generate(session, way, COUNT, case.first) == case.tokens
 
 
-def test_on_two_threads(loop: ModuleType, pair: list[Case], device: str) -> None:
+def test_on_two_threads(pair: list[Case], device: str) -> None:
     session = open_session(device, threads=2)
     session.context.set_dev_state_mode(True)
     case = pair[0]
-    way = loop.replayed(session, loop.bound(session, case.config, case.weights))
-    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+    way = decode_ways.replayed(session, decode_ways.bound(session, case.config, case.weights))
+    assert decode_ways.generate(session, way, COUNT, case.first) == case.tokens
 
 
 # -- under a GraphRunner ---------------------------------------------------------------------------
 
 
-def run_by(runner: ost.GraphRunner, key: int, way: Any, loop: ModuleType) -> Any:
-    return loop.Way(lambda: runner.run(key, way.submit), way.read)
+def run_by(runner: ost.GraphRunner, key: int, way: Any) -> Any:
+    return decode_ways.Way(lambda: runner.run(key, way.submit), way.read)
 
 
 @pytest.mark.parametrize("name", ["op_by_op", "bound"])
-def test_by_a_runner(loop: ModuleType, session: ost.Session, pair: list[Case], name: str) -> None:
+def test_by_a_runner(session: ost.Session, pair: list[Case], name: str) -> None:
     case, runner = pair[0], ost.GraphRunner(session.context)
-    way = getattr(loop, name)(session, case.config, case.weights)
-    driven = run_by(runner, 0, way, loop)
-    assert loop.generate(session, driven, COUNT, case.first) == case.tokens
+    way = getattr(decode_ways, name)(session, case.config, case.weights)
+    driven = run_by(runner, 0, way)
+    assert decode_ways.generate(session, driven, COUNT, case.first) == case.tokens
     assert (runner.eager, runner.captured, runner.replayed) == (3, 1, COUNT - 3)
     assert not runner.skipped
 
@@ -250,7 +230,6 @@ INJECTED: dict[str, Callable[[Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("failure", INJECTED)
 @pytest.mark.parametrize("healed", [False, True])
 def test_injected_failures_leave_the_tokens_right(
-    loop: ModuleType,
     session: ost.Session,
     pair: list[Case],
     monkeypatch: pytest.MonkeyPatch,
@@ -261,12 +240,12 @@ def test_injected_failures_leave_the_tokens_right(
     """Whether the context recovers after the failure or not."""
     case, context = pair[1], session.context
     runner = ost.GraphRunner(context)
-    way = getattr(loop, name)(session, case.config, case.weights)
+    way = getattr(decode_ways, name)(session, case.config, case.weights)
     for method, replacement in INJECTED[failure](context).items():
         monkeypatch.setattr(context, method, replacement)
-    driven = run_by(runner, 0, way, loop)
+    driven = run_by(runner, 0, way)
     with pytest.warns(RuntimeWarning, match="graph 0 could not be captured") as caught:
-        tokens = loop.generate(session, driven, COUNT // 2, case.first)
+        tokens = decode_ways.generate(session, driven, COUNT // 2, case.first)
     if healed:
         monkeypatch.undo()
     with warnings.catch_warnings():
@@ -282,11 +261,9 @@ def test_injected_failures_leave_the_tokens_right(
     assert not context.capturing
 
 
-def test_a_recording_dropped_on_the_way(
-    loop: ModuleType, session: ost.Session, pair: list[Case]
-) -> None:
+def test_a_recording_dropped_on_the_way(session: ost.Session, pair: list[Case]) -> None:
     case, runner = pair[0], ost.GraphRunner(session.context)
-    driven = run_by(runner, 5, loop.bound(session, case.config, case.weights), loop)
+    driven = run_by(runner, 5, decode_ways.bound(session, case.config, case.weights))
     submit = driven.submit
 
     def dropped_now_and_then() -> None:
@@ -294,8 +271,8 @@ def test_a_recording_dropped_on_the_way(
             session.context.reset_all_graphs()
         submit()
 
-    way = loop.Way(dropped_now_and_then, driven.read)
-    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+    way = decode_ways.Way(dropped_now_and_then, driven.read)
+    assert decode_ways.generate(session, way, COUNT, case.first) == case.tokens
     assert runner.captured > 1
     assert runner.eager == 3
 
@@ -305,7 +282,7 @@ def test_a_recording_dropped_on_the_way(
 
 @pytest.mark.parametrize("max_graphs", [16, 3])
 def test_two_models_and_shuffled_keys_never_cross(
-    loop: ModuleType, session: ost.Session, pair: list[Case], max_graphs: int
+    session: ost.Session, pair: list[Case], max_graphs: int
 ) -> None:
     """Six sequences, three of each model, in random order; with few keys they evict each other."""
     rng = random.Random(max_graphs)
@@ -314,8 +291,8 @@ def test_two_models_and_shuffled_keys_never_cross(
     sequences = []
     for number, key in enumerate(keys):
         case, name = pair[number % 2], ("op_by_op", "bound")[number // 2 % 2]
-        way = getattr(loop, name)(session, case.config, case.weights)
-        sequences.append((case, run_by(runner, key, way, loop), [case.first]))
+        way = getattr(decode_ways, name)(session, case.config, case.weights)
+        sequences.append((case, run_by(runner, key, way), [case.first]))
     turns = [sequence for sequence in sequences for _ in range(COUNT)]
     rng.shuffle(turns)
     for _, way, tokens in turns:
@@ -328,12 +305,16 @@ def test_two_models_and_shuffled_keys_never_cross(
     assert runner.eager + runner.replayed == 6 * COUNT
 
 
-def test_the_same_key_in_two_contexts(loop: ModuleType, pair: list[Case], device: str) -> None:
+def test_the_same_key_in_two_contexts(pair: list[Case], device: str) -> None:
     sessions = [open_session(device, threads=1) for _ in pair]
     ways = []
     for session, case in zip(sessions, pair, strict=True):
         session.context.set_dev_state_mode(True)
-        ways.append(loop.replayed(session, loop.bound(session, case.config, case.weights), key=1))
+        ways.append(
+            decode_ways.replayed(
+                session, decode_ways.bound(session, case.config, case.weights), key=1
+            )
+        )
     tokens = [[case.first] for case in pair]
     for position in range(COUNT):
         for session, way, found in zip(sessions, ways, tokens, strict=True):
@@ -341,17 +322,3 @@ def test_the_same_key_in_two_contexts(loop: ModuleType, pair: list[Case], device
             way.submit()
             found.append(way.read())
     assert [found[1:] for found in tokens] == [case.tokens for case in pair]
-
-
-# -- the example itself ----------------------------------------------------------------------------
-
-
-def test_the_example(
-    loop: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["decode_loop.py", "--tokens", "8", "--seconds", "0.02"])
-    assert loop.main() == 0
-    printed = capsys.readouterr().out
-    assert "differ" not in printed
-    for part in ("op by op", "compiled", "replayed", "tokens a second", "tokens are equal"):
-        assert part in printed

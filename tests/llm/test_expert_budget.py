@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from ostinato.moe.safetensors import write_safetensors
 from tests.llm.gguf_models import write_gguf
 from tests.llm.greedy import LIMITS, forced, spread_blocks
 from tests.llm.test_embedding import write_tokenizer
+from tests.llm.tiny_llm import write_llm
 from tests.llm.tiny_models import load_expected, prompt, random_tensors, write_folder
 
 
@@ -191,3 +194,12 @@ def test_a_loaded_model_takes_a_budget(tmp_path: Path):
             assert (model.expert_counters is None) == (budget is None)
     assert len(answers[0]) == 8
     assert answers[0] == answers[1]
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    folder = write_llm(tmp_path / "model", "mixtral")
+    script = Path(__file__).parents[2] / "examples" / "expert_budget.py"
+    command = [sys.executable, str(script), str(folder), "--budget", "400000", "--check"]
+    found = subprocess.run([*command, "--tokens", "8"], capture_output=True, check=True, text=True)
+    assert "of calls were of experts in memory" in found.stdout
+    assert "the same tokens as with all experts in memory: True" in found.stdout

@@ -99,7 +99,8 @@ def measure(count: int) -> dict[str, Any]:
         "transformers, float32": Theirs(model, torch.float32),
         "transformers, bfloat16": Theirs(model, torch.bfloat16),
     }
-    return divergences(exact, sides, zip(prompts, tokens, strict=True))
+    found = divergences(exact, sides, zip(prompts, tokens, strict=True))
+    return {name: side.summary() for name, side in found.items()}
 
 
 def main() -> None:

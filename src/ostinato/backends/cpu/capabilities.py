@@ -70,6 +70,7 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         count,
         wanted,
         target.has_byte_dots,
+        target.has_byte_pairs,
         target.caches,
         prefetches=options.optimize and options.prefetch,
         bfloat16_dots=fast_bfloat16_dots(options, target),

@@ -71,7 +71,7 @@ class PackedWeightsVocabulary(VocabularyCore[T]):
         """``packed_matmul`` of activations that are 8-bit integers already, in float32.
 
         Args:
-            q: int8 ``[..., K]``.
+            q: int8 ``[..., K]``, within -127..127.
             q_scales: float32, a scale for each block of ``w`` along ``K``.
             q_sums: int32, the sum of ``q`` over each group of elements with a common factor.
             w: as in ``packed_matmul``.

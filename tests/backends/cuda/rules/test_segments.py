@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from bench import decoder_step
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
@@ -25,8 +23,6 @@ from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
 from tests.pairwise import pairwise
-
-EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +87,10 @@ def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:
 def test_a_decoding_step_is_one_kernel(
     session: ost.Session, monkeypatch, exchange: bool, heads: int, key_heads: int
 ) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    model = importlib.import_module("tiny_llama")
-    monkeypatch.setitem(sys.modules, "tiny_llama", model)
-    config = model.Config(
+    config = decoder_step.Config(
         vocabulary=64, width=32, heads=heads, key_heads=key_heads, head_dim=16, hidden=48
     )
-    graph = model.decoder_graph(config, model.random_weights(config))
+    graph = decoder_step.decoder_graph(config, decoder_step.random_weights(config))
     options = ost.CompileOptions(segment_exchange=exchange)
     compiled = session.compile(graph, options=options)
     assert len(compiled.plan.kernels) == 1
@@ -178,10 +171,10 @@ def test_large_kernels_stand_alone(session: ost.Session) -> None:
 def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypatch, kind) -> None:
     """No part writes what another one of its level touches, in whichever buffer it lies."""
     if kind == "decoder":
-        monkeypatch.syspath_prepend(str(EXAMPLES))
-        model = importlib.import_module("tiny_llama")
-        config = model.Config(vocabulary=64, width=32, heads=2, key_heads=1, head_dim=16, hidden=48)
-        graph = model.decoder_graph(config, model.random_weights(config))
+        config = decoder_step.Config(
+            vocabulary=64, width=32, heads=2, key_heads=1, head_dim=16, hidden=48
+        )
+        graph = decoder_step.decoder_graph(config, decoder_step.random_weights(config))
     else:
         graph = ost.Graph("state")
         x, state = graph.input("x", (3, 40)), graph.state("s", (3, 40))
@@ -470,12 +463,10 @@ def test_a_segment_moves_the_bytes_of_its_parts(session: ost.Session) -> None:
 def test_a_decoding_step_with_narrow_weights_is_one_kernel(
     session: ost.Session, monkeypatch, form: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    model = importlib.import_module("tiny_llama")
-    config = model.Config(
+    config = decoder_step.Config(
         vocabulary=64, width=64, heads=2, key_heads=1, head_dim=32, hidden=96, layers=1
     )
-    graph = model.decoder_graph(config, model.random_weights(config))
+    graph = decoder_step.decoder_graph(config, decoder_step.random_weights(config))
     narrow = ost.quantize(graph, form, min_elements=64)
     assert len(narrow.quantized) == 8
     compiled, expected = session.compile(narrow), ost.Session("cpu").compile(narrow)

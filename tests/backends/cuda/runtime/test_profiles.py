@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import numpy as np
 import pytest
+from bench import decoder_step
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
@@ -14,8 +12,6 @@ from ostinato.backends.cuda.part_logs import part_times
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.stamped_segment import StampedSegment
 from ostinato.backends.cuda.target import CudaTarget
-
-EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 def perceptron(layers: int = 2) -> ost.Graph:
@@ -58,12 +54,10 @@ def test_the_parts_of_a_segment_have_times(session: ost.Session) -> None:
 def test_parts_that_are_run_for_shares_have_one_time(
     session: ost.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    model = importlib.import_module("tiny_llama")
-    config = model.Config(
+    config = decoder_step.Config(
         vocabulary=64, width=64, heads=4, key_heads=2, head_dim=16, hidden=96, layers=1
     )
-    graph = model.decoder_graph(config, model.random_weights(config))
+    graph = decoder_step.decoder_graph(config, decoder_step.random_weights(config))
     compiled, other = session.compile(graph), session.compile(graph)
     for position, token in enumerate((1, 17)):
         values = {"token": token, "position": position, "kv_len": position + 1}

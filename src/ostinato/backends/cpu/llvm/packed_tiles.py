@@ -4,6 +4,9 @@ Codes are taken apart in registers and multiplied as they are, unsigned. The sum
 positions of ``k`` are integers; what codes of zero would come to is in them from the start. At the
 end of a group they become float32 and count as the weights' scales say; at the end of a block, as
 the rows' scales say. All is added up in one order, whatever the number of rows.
+
+Products in pairs (AVX2) are first summed in 16 bits, as many as fit. Codes too great for even one
+pair count as signed numbers: as their magnitudes, beside rows of bytes that take their signs.
 """
 
 from __future__ import annotations
@@ -12,7 +15,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from llvmlite import ir
 
-from ostinato.backends.cpu.llvm.byte_dots import add_products
+from ostinato.backends.cpu.llvm.byte_dots import (
+    add_pairs,
+    add_products,
+    in_order,
+    pairs_of_products,
+    with_unsigned_left,
+)
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
 from ostinato.backends.cpu.llvm.memory import address, load, prefetch, store
@@ -38,6 +47,12 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 __all__ = ["define_packed_tile"]
+
+_PAIR = 2 * 127
+"""The bound of a pair of products, times a code: activations are within -127 and 127."""
+
+_MOST = (1 << 15) - 1
+"""The greatest integer of 16 bits."""
 
 _LOOK_UP = {
     16: "llvm.x86.ssse3.pshuf.b.128",
@@ -152,6 +167,7 @@ class _PackedTile:
         self.form, self.steps = gemm.b_format.form, gemm.b_format.steps
         self.lanes = target.lanes(INT32.itemsize)
         self.vectors = gemm.panel // self.lanes
+        self.pairs = target.has_byte_pairs and not target.has_byte_dots
         size = len(left) * self.vectors
         self.exact = [stack_slot(builder, register_type(INT32, self.lanes)) for _ in range(size)]
         kind = register_type(FLOAT32, self.lanes)
@@ -210,6 +226,7 @@ class _PackedTile:
         b, form = self.builder, self.form
         self._prefetch(at)
         dots = form.group // self.steps
+        together = self._pairs_together(dots)
         groups = self.layout.chunk_groups
         first = b.mul(at, I64(CHUNK))
         for group in range(groups):
@@ -220,13 +237,16 @@ class _PackedTile:
                 offset = broadcast(total * -zero if zero else total.full(0), self.lanes)
                 for vector in range(self.vectors):
                     b.store(offset.value, self.exact[row * self.vectors + vector])
-            for dot in range(group * dots, (group + 1) * dots):
-                columns = [self._codes(start, dot, vector) for vector in range(self.vectors)]
-                k = b.add(first, I64(dot * self.steps))
-                for row in range(len(self.left)):
-                    repeated = self._repeated(row, k)
-                    for vector, column in enumerate(columns):
-                        self._multiply(row * self.vectors + vector, repeated, column)
+            for dot in range(group * dots, (group + 1) * dots, together):
+                held: list[ir.Value | None] = [None] * len(self.exact)
+                for number in range(dot, dot + together):
+                    columns = [self._codes(start, number, place) for place in range(self.vectors)]
+                    k = b.add(first, I64(number * self.steps))
+                    for row in range(len(self.left)):
+                        repeated = self._repeated(row, k)
+                        for vector, column in enumerate(columns):
+                            self._multiply(row * self.vectors + vector, repeated, column, held)
+                self._add_held(held)
             self._add_group(start, group, sums, scales, minima)
 
     def _prefetch(self, at: ir.Value) -> None:
@@ -242,9 +262,32 @@ class _PackedTile:
     @property
     def _zero(self) -> int:
         """The code that stands for zero in products."""
+        return 0 if self._signed else self._least_zero
+
+    @property
+    def _least_zero(self) -> int:
+        """The least one with which no code is below zero."""
         if self.form.codebook is not None:
             return -min(self.form.codebook)
         return self.form.codes.zero
+
+    @property
+    def _greatest(self) -> int:
+        """The greatest code, counted from that."""
+        book = self.form.codebook
+        return (1 << self.form.codes.bits) - 1 if book is None else max(book) - min(book)
+
+    @property
+    def _signed(self) -> bool:
+        """Whether codes are signed numbers in products: pairs of greater ones exceed 16 bits."""
+        return self.pairs and self._greatest * _PAIR > _MOST
+
+    def _pairs_together(self, dots: int) -> int:
+        """Dot products of a group whose pairs are summed in 16 bits, a divisor of ``dots``."""
+        if not self.pairs or self._signed:
+            return 1
+        most = _MOST // (self._greatest * _PAIR)
+        return max(count for count in range(1, dots + 1) if dots % count == 0 and count <= most)
 
     # -- codes ------------------------------------------------------------------------------
 
@@ -259,7 +302,12 @@ class _PackedTile:
             bits = self._plane(start, offset, part.bits, dot, vector, part.to)
             result = bits if result is None else self.builder.or_(result, bits)
         assert result is not None
-        return result if self.form.codebook is None else self._look_up(result)
+        if self.form.codebook is not None:
+            return self._look_up(result)
+        if self._signed:
+            zero = constant(UINT8, self._least_zero, self.lanes * self.steps)
+            return self.builder.sub(result, zero)
+        return result
 
     def _plane(
         self, start: ir.Value, offset: int, bits: int, dot: int, vector: int, to: int
@@ -285,10 +333,10 @@ class _PackedTile:
         return b.bitcast(kept, self._bytes)
 
     def _look_up(self, codes: ir.Value) -> ir.Value:
-        """The numbers of a codebook, none below zero, for codes of 4 bits."""
+        """The numbers of a codebook, counted from the code of zero, for codes of 4 bits."""
         b, book = self.builder, self.form.codebook
         assert book is not None
-        table = [number + self._zero for number in book]
+        table = [(number + self._zero) & 0xFF for number in book]
         count = codes.type.count
         name = _LOOK_UP.get(count)
         if name is not None and self.target.has_byte_look_up:
@@ -314,11 +362,28 @@ class _PackedTile:
         first = b.insert_element(undefined, word, I32(0))
         return b.bitcast(b.shuffle_vector(first, undefined, everywhere), self._bytes)
 
-    def _multiply(self, place: int, left: ir.Value, right: ir.Value) -> None:
+    def _multiply(
+        self, place: int, left: ir.Value, right: ir.Value, held: list[ir.Value | None]
+    ) -> None:
+        """Adds products to the sum at ``place``, or to what is held of it in 16 bits."""
         b, slot = self.builder, self.exact[place]
-        total = b.load(slot, typ=register_type(INT32, self.lanes))
-        sums = add_products(b, self.target, total, (right, left), (UINT8, INT8), self.steps)
-        b.store(sums, slot)
+        if not self.pairs:
+            total = b.load(slot, typ=register_type(INT32, self.lanes))
+            sums = add_products(b, self.target, total, (right, left), (UINT8, INT8), self.steps)
+            b.store(sums, slot)
+            return
+        if self._signed:
+            right, left = with_unsigned_left(b, right, left)
+        pairs, sofar = pairs_of_products(b, right, left), held[place]
+        held[place] = in_order(b, pairs if sofar is None else b.add(sofar, pairs))
+
+    def _add_held(self, held: Sequence[ir.Value | None]) -> None:
+        """Adds what is held in 16 bits to the sums."""
+        b = self.builder
+        for slot, pairs in zip(self.exact, held, strict=True):
+            if pairs is not None:
+                total = b.load(slot, typ=register_type(INT32, self.lanes))
+                b.store(add_pairs(b, total, pairs), slot)
 
     def _add_group(
         self,

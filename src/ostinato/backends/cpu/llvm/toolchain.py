@@ -122,6 +122,11 @@ class TargetSpec:
         return self.triple.startswith("x86") and wanted in features
 
     @property
+    def has_byte_pairs(self) -> bool:
+        """Whether one instruction adds two products of bytes in 16 bits (AVX2, without AVX-512)."""
+        return self.triple.startswith("x86") and self.vector_bytes == 32
+
+    @property
     def has_byte_look_up(self) -> bool:
         """Whether one instruction looks up the bytes of a register in a table of 16."""
         return self.triple.startswith("x86") and self.vector_bytes >= 32

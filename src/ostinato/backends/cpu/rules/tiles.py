@@ -54,6 +54,7 @@ class RegisterFile:
         count: how many of them there are.
         narrow: the dtypes that widen in registers at little cost, so that panels may hold them.
         byte_dots: whether one instruction adds four products of bytes to a 32-bit sum.
+        byte_pairs: whether one adds two in 16 bits.
         caches: the data caches of a core.
         prefetches: whether tiles prefetch panels.
         few_rows_prefetch: finds whether it pays for tiles of few rows, too; asked when there are
@@ -70,6 +71,7 @@ class RegisterFile:
     count: int
     narrow: frozenset[DType] = frozenset()
     byte_dots: bool = False
+    byte_pairs: bool = False
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetches: bool = False
     bfloat16_dots: Callable[[], bool] | None = None

@@ -1,7 +1,8 @@
-"""One decoding step of a Llama-shaped model, written once for graphs and for sessions.
+"""One decoding step of a llama from the public ops, written once for graphs and for sessions.
 
-Rope, grouped key heads, RMS norms, a gated MLP, and caches of keys and values that grow by a row a
-step. The weights are random: what it says means nothing, the work is real.
+The serving path of language models is :mod:`ostinato.llm`; this is a step of known ops, to measure
+and to test what runs it. Rope, grouped key heads, RMS norms, a gated MLP, and caches of keys and
+values that grow by a row a step. The weights are random.
 
 A step reads three Variables, whose names are those of the device's variable block (see
 ``Context.set_decode_state``): ``token``, the one to go on from; ``position``, its place in the
@@ -172,7 +173,7 @@ class Decoder(Generic[T]):
 
 def decoder_graph(config: Config, weights: Mapping[str, Array]) -> ost.Graph:
     """A step as a graph with one output, ``next``; its caches are states."""
-    g = ost.Graph("tiny_llama")
+    g = ost.Graph("decoder_step")
     caches = {name: g.state(name, config.cache_shape) for name in config.cache_names}
     params = {n: g.param(n, array.shape, value=array) for n, array in weights.items()}
 

@@ -1,27 +1,19 @@
-"""Greedy decoding three ways: op by op, compiled, and by replaying one recorded step.
+"""Ways to decode greedily: op by op, compiled, bound, and by replaying one recorded step.
 
-    python examples/decode_loop.py [--tokens 64] [--threads 1] [--seed 0] [--seconds 1]
-
-The model is a small Llama with random weights (``tiny_llama.py``). Ends with exit code 1 if the
-ways do not generate the same tokens.
+The step is that of :mod:`bench.decoder_step`, on a device whose variable block has the token and
+its position (``Context.set_dev_state_mode``).
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from tiny_llama import Array, Config, Decoder, decoder_graph, random_weights
+from bench.decoder_step import Array, Config, Decoder, decoder_graph
 
 import ostinato as ost
-from ostinato.tools.timing import Timing, interleave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -110,47 +102,3 @@ def generate(session: ost.Session, way: Way, count: int, first: int = FIRST_TOKE
         token = way.read()
         tokens.append(token)
     return tokens
-
-
-def main() -> int:
-    """Generate, compare, time; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1, help="the model is small: 1 is best")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights")
-    parser.add_argument("--seconds", type=float, default=1.0, help="to time each way for")
-    arguments = parser.parse_args()
-
-    config = Config(length=max(128, arguments.tokens))
-    weights = random_weights(config, arguments.seed)
-    session = ost.Session("cpu", threads=arguments.threads)
-    session.context.set_dev_state_mode(True)
-    ways = {
-        "op by op": op_by_op(session, config, weights),
-        "compiled": compiled(session, config, weights),
-        "replayed": replayed(session, bound(session, config, weights)),
-    }
-    calls = {name: partial(generate, session, way, arguments.tokens) for name, way in ways.items()}
-    tokens = {name: call() for name, call in calls.items()}
-    console = Console()
-    console.print("tokens:", *tokens["replayed"])
-    show_speed(console, interleave(calls, seconds=arguments.seconds), arguments.tokens)
-    equal = all(found == tokens["replayed"] for found in tokens.values())
-    console.print(
-        "[bold green]The tokens are equal." if equal else f"[bold red]They differ:[/] {tokens}"
-    )
-    return 0 if equal else 1
-
-
-def show_speed(console: Console, timings: Mapping[str, Timing], count: int) -> None:
-    slowest = timings["op by op"].median
-    table = Table("", "µs a token", "tokens a second", "speed", box=box.SIMPLE_HEAD)
-    for name, timing in timings.items():
-        seconds = timing.median / count
-        speed = f"{slowest / timing.median:.1f} x"
-        table.add_row(name, f"{1e6 * seconds:.1f}", f"{1 / seconds:,.0f}", speed)
-    console.print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,22 +1,17 @@
-"""The mixture of experts of ``examples/`` against NumPy, for any set of resident experts."""
+"""Decoding with a mixture of experts against NumPy, for any set of resident experts."""
 
 from __future__ import annotations
 
-import importlib
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.moe import mixtral
 
 Array = np.ndarray[Any, Any]
-EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMPT = [3, 1, 4, 1, 5, 9]
 COUNT = 40
 
@@ -84,25 +79,15 @@ def turned(x: Array, turn: Array) -> Array:
     return np.concatenate([product.real, product.imag], 1)
 
 
-# -- the example -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def example() -> Iterator[ModuleType]:
-    """``examples/mixtral_decode.py``."""
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        yield importlib.import_module("mixtral_decode")
-    finally:
-        sys.path.remove(str(EXAMPLES))
+# -- models ------------------------------------------------------------------------------------
 
 
 class Case:
     """A model, and what it generates according to NumPy."""
 
-    def __init__(self, example: ModuleType, seed: int, **sizes: Any) -> None:
-        self.config = example.Config(length=64, **sizes)
-        self.weights = example.random_weights(self.config, seed)
+    def __init__(self, seed: int, **sizes: Any) -> None:
+        self.config = mixtral.Config(length=64, **sizes)
+        self.weights = mixtral.random_weights(self.config, seed)
         self.tokens = numpy_tokens(self.weights, self.config, PROMPT, COUNT)
 
 
@@ -114,26 +99,24 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def case(request: pytest.FixtureRequest, example: ModuleType) -> Case:
-    return Case(example, **SIZES[request.param])
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(**SIZES[request.param])
 
 
-def test_in_memory(example: ModuleType, case: Case) -> None:
-    graph = example.decoder_graph(case.config, case.weights)
+def test_in_memory(case: Case) -> None:
+    graph = mixtral.decoder_graph(case.config, case.weights)
     compiled = ost.Session("cpu", threads=1).compile(graph, params=case.weights)
     assert len(set(case.tokens)) > 8  # else it would mean little that they are equal
-    assert example.generate(compiled.run, PROMPT, COUNT) == case.tokens
+    assert mixtral.generate(compiled.run, PROMPT, COUNT) == case.tokens
 
 
 @pytest.mark.parametrize(("share", "every"), [(0.3, 3), (0.6, 1), (2.0, 4)])
-def test_with_resident_experts(
-    example: ModuleType, case: Case, tmp_path: Path, share: float, every: int
-) -> None:
+def test_with_resident_experts(case: Case, tmp_path: Path, share: float, every: int) -> None:
     session = ost.Session("cpu", threads=2)
     budget = int(share * case.config.expert_bytes)
     path = tmp_path / "experts"
-    loop = example.with_resident_experts(session, case.config, case.weights, path, budget, every)
-    assert example.generate(loop.step, PROMPT, COUNT) == case.tokens
+    loop = mixtral.with_resident_experts(session, case.config, case.weights, path, budget, every)
+    assert mixtral.generate(loop.step, PROMPT, COUNT) == case.tokens
     counters = loop.counters
     assert counters.steps == COUNT
     places = sum(layer.slots for layer in loop.compiled.moe_layers)
@@ -146,19 +129,13 @@ def test_with_resident_experts(
         assert counters.promotions > 0
 
 
-def test_skew_shows_in_the_residents(example: ModuleType, tmp_path: Path) -> None:
+def test_skew_shows_in_the_residents(tmp_path: Path) -> None:
     """The experts that are called most are resident."""
-    case = Case(example, 0)
+    case = Case(0)
     budget = int(0.4 * case.config.expert_bytes)
     session = ost.Session("cpu", threads=1)
-    loop = example.with_resident_experts(
+    loop = mixtral.with_resident_experts(
         session, case.config, case.weights, tmp_path / "e", budget, 2
     )
-    example.generate(loop.step, PROMPT, COUNT)
+    mixtral.generate(loop.step, PROMPT, COUNT)
     assert loop.counters.hit_rate > 0.7
-
-
-def test_as_a_script() -> None:
-    script = [sys.executable, str(EXAMPLES / "mixtral_decode.py"), "--tokens", "8"]
-    done = subprocess.run(script, check=True, capture_output=True, text=True, timeout=120)
-    assert "The tokens are those of the model in memory." in done.stdout

@@ -1,22 +1,15 @@
-"""A mixture of experts that does not fit into its memory, generating text token by token.
-
-    python examples/mixtral_decode.py [--tokens 64] [--experts 16] [--share 0.25] [--every 4]
+"""A mixture of experts from the public ops, with its experts in a file.
 
 The model is shaped like Mixtral: rope, grouped key heads, RMS norms, a router that sends each token
 to two gated experts, caches of keys and values that are states. Its weights are random, and some
 experts are called far more often than others, as in real models.
 
 The experts are written to a file and stay there. Some are resident: they have slots in memory,
-which ``ResidencyLoop`` gives to those that are called most. Ends with exit code 1 if the tokens are
-not those of the same model with everything in memory.
+which ``ResidencyLoop`` gives to those that are called most.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,45 +199,3 @@ def with_resident_experts(
     )
     pools = [ost.ExpertPool(layer.experts, layer.slots) for layer in compiled.moe_layers]
     return ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=every))
-
-
-def main() -> int:
-    """Generate, compare and report; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--experts", type=int, default=16)
-    parser.add_argument("--share", type=float, default=0.4, help="of the experts' bytes in memory")
-    parser.add_argument("--every", type=int, default=4, help="steps between changes of residency")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights")
-    arguments = parser.parse_args()
-
-    length = max(128, len(PROMPT) + arguments.tokens)
-    config = Config(experts=arguments.experts, length=length)
-    weights = random_weights(config, arguments.seed)
-    session = ost.Session("cpu")
-    whole = session.compile(decoder_graph(config, weights), params=weights)
-    expected = generate(whole.run, PROMPT, arguments.tokens)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "experts.safetensors"
-        budget = int(arguments.share * config.expert_bytes)
-        loop = with_resident_experts(session, config, weights, path, budget, arguments.every)
-        started = time.perf_counter()
-        tokens = generate(loop.step, PROMPT, arguments.tokens)
-        seconds = time.perf_counter() - started
-    counters = loop.counters
-    slots = [layer.slots for layer in loop.compiled.moe_layers]
-    print("tokens:", *tokens)
-    print(
-        f"experts: {config.expert_bytes / 1e6:.1f} MB in the file, {budget / 1e6:.1f} MB in memory"
-    )
-    print(f"slots: {slots} for {config.experts} experts a layer, hit rate {counters.hit_rate:.0%}")
-    print(f"moved: {counters.promotions} promotions, {counters.bytes_moved / 1e6:.1f} MB")
-    print(f"read for calls of non-resident experts: {counters.bytes_staged / 1e6:.1f} MB")
-    print(f"{arguments.tokens / seconds:,.0f} tokens a second")
-    equal = tokens == expected
-    print("The tokens are those of the model in memory." if equal else f"They differ: {expected}")
-    return 0 if equal else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
