@@ -16,9 +16,9 @@ from ostinato.backends.cpu.llvm.types import I64
 from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
+from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
 from ostinato.lower.loopir.rewrite import Rewriter
-from ostinato.records import dataclass, replace
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Expr, Symbol, axis, substitute, symbols
 
 if TYPE_CHECKING:
@@ -123,17 +123,15 @@ class GemmEpilogue:
         scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, *sums], dependences)
         dtypes = [*(arg.dtype for arg in c.args), *(c.acc for _ in sums)]
         stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
-        plan = plan_vectors(inner_axis, capacity, [stage], self.kernel.target, dependences)
-        # As many vectors at a time as divide a panel: none of a whole one is left over.
-        vectors = max(1, capacity // plan.width)
-        plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
+        target, rows = self.kernel.target, max_extent(loop_axis)
+        plan = plan_vectors(inner_axis, capacity, [stage], target, dependences, repeats=rows)
         count = extent_of(inner_axis)
         strip_mine(
             b,
             inner_axis,
             (I64(0), self.indices.scalar(count, item)),
             count if isinstance(count, int) else None,
-            plan,
+            plan.dividing(capacity),
             item,
             lambda shared, vectors: stages.columns(stage, shared, vectors),
         )

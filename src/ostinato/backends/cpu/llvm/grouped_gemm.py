@@ -236,9 +236,11 @@ class _Epilogue:
         )
         dtypes = [*(arg.dtype for arg in args), *(grouped.acc for _ in sums)]
         self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
-        self.plan = plan_vectors(
-            self.column, grouped.panel, [self.stage], kernel.target, dependences
+        target, rows = kernel.target, max_extent(self.row)
+        plan = plan_vectors(
+            self.column, grouped.panel, [self.stage], target, dependences, repeats=rows
         )
+        self.plan = plan.dividing(grouped.panel)
 
     def emit(self, scope: Scope, number: ir.Value) -> None:
         """Runs the statements over row ``number`` of the sums."""
