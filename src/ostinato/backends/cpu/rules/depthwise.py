@@ -118,7 +118,9 @@ def _columns_together(node: Node, registers: RegisterFile) -> int:
     """
     width, taps = node.outputs[0].shape[-1], node.inputs[1].shape[-1]
     stride, dilation = node.attrs["stride"][-1], node.attrs["dilation"][-1]
-    if not isinstance(width, int) or taps == 1 or dilation != 1 or stride >= taps:
+    if not isinstance(width, int) or not isinstance(taps, int):
+        return 1
+    if taps == 1 or dilation != 1 or stride >= taps:
         return 1
     if registers.count < 32:
         fitting, best = registers.count - taps - 2, _ENOUGH_COLUMNS
