@@ -12,7 +12,8 @@ from ostinato.backends.cpu.llvm.memory import address
 from ostinato.backends.cpu.llvm.tile_epilogue import TileEpilogue
 from ostinato.backends.cpu.llvm.types import I64
 from ostinato.lazy import LazyModule
-from ostinato.records import dataclass, replace
+from ostinato.lower.loopir.nodes import max_extent
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Expr, axis, axis_symbol
 
 if TYPE_CHECKING:
@@ -76,10 +77,7 @@ class GemmEpilogue:
             """The stores at every ``outer``, with the values of ``lane`` as lanes."""
             axes = (axis_symbol(outer),)
             statements = TileEpilogue(self.kernel, c, sums, place, position, axes)
-            plan = statements.plan(axis_symbol(lane), capacity)
-            # As many vectors at a time as divide a panel: none of a whole one is left over.
-            vectors = max(1, capacity // plan.width)
-            plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
+            plan = statements.plan(axis_symbol(lane), capacity, max_extent(axes[0]))
             statements.emit(axis_symbol(lane), plan, item)
 
         if c.stores_along_rows:

@@ -224,7 +224,7 @@ class _Epilogue:
         self.row, self.column = axis_symbol(row), axis_symbol(column)
         place, position = row * grouped.panel + column, {grouped.n: first + column}
         self.statements = TileEpilogue(kernel, grouped, sums, place, position)
-        self.plan = self.statements.plan(self.column, grouped.panel)
+        self.plan = self.statements.plan(self.column, grouped.panel, max_extent(self.row))
 
     def emit(self, scope: Scope, number: ir.Value) -> None:
         """Runs the statements over row ``number`` of the sums."""

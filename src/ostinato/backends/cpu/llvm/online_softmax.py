@@ -14,6 +14,7 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.llvm.horizontal import across
+from ostinato.backends.cpu.llvm.interleaving import emit_interleaved
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, where
 from ostinato.backends.cpu.llvm.memory import address, load, splat, store
@@ -117,14 +118,19 @@ class OnlineSoftmax:
         panel = self.tiles.scores[1]
 
         def weigh(at: ir.Value) -> None:
-            total = Lane(b, b.load(slot, typ=kind), self.acc, width)
-            # One vector of sums for all widths of panels, in the order of the keys.
-            for within in range(0, panel, width):
+            weights: dict[int, tuple[ir.Value, Lane]] = {}
+
+            def weight(within: int) -> None:
                 place = b.add(start, b.add(at, I64(within)))
                 score = load(b, self._scratch["weights"], self.acc, place, width)
-                weight = _XP.exp(score - shift)
-                store(b, self._scratch["weights"], self.acc, place, weight)
-                total = total + weight
+                weights[within] = place, _XP.exp(score - shift)
+
+            emit_interleaved(b, [partial(weight, within) for within in range(0, panel, width)])
+            total = Lane(b, b.load(slot, typ=kind), self.acc, width)
+            # One vector of sums for all widths of panels, in the order of the keys.
+            for place, lane in weights.values():
+                store(b, self._scratch["weights"], self.acc, place, lane)
+                total = total + lane
             b.store(total.value, slot)
 
         counted_loop(b, I64(0), keys, panel, weigh, name="panel")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cpu.llvm.interleaving import emit_interleaved
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot, when
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast
 from ostinato.backends.cpu.llvm.memory import prefetch, splat
@@ -257,8 +259,8 @@ class StageEmitter:
                 line = self.scalars.address(fetched.buffer, fetched.dtype, fetched.index, scope)
                 prefetch(self.builder, line, I64(0), write=True)
         if not _interleaves(statements):
-            for scope in scopes:
-                self._evaluate(statements, scope)
+            evaluations = [partial(self._evaluate, statements, scope) for scope in scopes]
+            emit_interleaved(self.builder, evaluations)
         for number, scope in enumerate(scopes):
             for statement in statements:
                 self._effect(run, statement, scope, number)

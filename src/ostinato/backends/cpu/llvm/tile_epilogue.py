@@ -61,9 +61,18 @@ class TileEpilogue:
         dtypes = [*(arg.dtype for arg in args), *(gemm.acc for _ in sums)]
         self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
 
-    def plan(self, lane: Symbol, capacity: int) -> VectorPlan:
-        """The vectors along an axis of at most ``capacity`` values."""
-        return plan_vectors(lane, capacity, [self.stage], self.target, self.dependences)
+    def plan(self, lane: Symbol, capacity: int, repeats: int) -> VectorPlan:
+        """The vectors along an axis of at most ``capacity`` values.
+
+        As many at a time as divide that many: none of a whole axis is left over.
+
+        Args:
+            repeats: how often an item goes over the axis.
+        """
+        plan = plan_vectors(
+            lane, capacity, [self.stage], self.target, self.dependences, repeats=repeats
+        )
+        return plan.dividing(capacity)
 
     def emit(self, lane: Symbol, plan: VectorPlan, scope: Scope) -> None:
         """The statements at all values of an axis."""

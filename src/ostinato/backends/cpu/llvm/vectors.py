@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["Strip", "VectorPlan", "plan_vectors", "strip_mine"]
 
 
+#: Vectors of a run from which on long ops of several are interleaved.
+_WORTH_INTERLEAVING = 16
+
+#: Ops whose code has branches.
+_BRANCHING = frozenset({"sin", "cos", "tan"})
+
+
 @dataclass(frozen=True)
 class Strip:
     """A loop over vectors.
@@ -75,6 +82,12 @@ class VectorPlan:
         """The same for fewer elements than a vector has."""
         return replace(self, whole=False)
 
+    def dividing(self, count: int) -> VectorPlan:
+        """The same with as many vectors at a time as divide ``count`` elements."""
+        vectors = max(1, count // self.width)
+        unroll = max(n for n in range(1, self.unroll + 1) if vectors % n == 0)
+        return replace(self, unroll=unroll)
+
     def strips(self, count: int | None) -> tuple[Strip, ...]:
         """The loops that cover ``count`` elements, in order; ``None`` if it is not known yet."""
         found: list[Strip] = []
@@ -106,6 +119,7 @@ def plan_vectors(
     target: TargetSpec,
     dependences: Dependences,
     alignment: int = 0,
+    repeats: int = 1,
 ) -> VectorPlan:
     """The plan for running ``stages`` with ``lane`` as vector lanes.
 
@@ -113,6 +127,7 @@ def plan_vectors(
         count: elements of ``lane`` in one run, at most.
         alignment: runs start at multiples of it; 0 if at 0 alone. Vectors start at multiples of
             their width, which :func:`~ostinato.backends.cpu.llvm.indices.lane_stride` relies on.
+        repeats: how often a run is repeated in an item.
     """
     statements = [s for stage in stages for s in stage.statements]
     dtypes = _data_dtypes(statements)
@@ -121,9 +136,8 @@ def plan_vectors(
         width //= 2
     if any(_in_order(stage, lane, width, dependences) for stage in stages):
         return VectorPlan(1, 1, masks=False)
-    unroll = _unroll(statements, columns=alignment > 0)
-    while unroll > 1 and count < width * unroll:
-        unroll //= 2
+    vectors = max(1, count // width)
+    unroll = min(vectors, _unroll(statements, vectors * repeats, columns=alignment > 0))
     masks = target.vector_bytes >= 64 or (
         target.vector_bytes >= 32 and all(d.itemsize >= 4 for d in dtypes)
     )
@@ -155,8 +169,8 @@ def strip_mine(
             trips = -(-rest // step) if strip.masked else rest // step
             rest = max(rest - trips * step, 0)
         if not strip.masked and step > 1:
-            whole = builder.and_(builder.sub(stop, position), I64(-step))
-            covered = builder.add(position, whole)
+            left = builder.sub(stop, position)
+            covered = builder.sub(stop, builder.urem(left, I64(step)))
 
         def run(index: ir.Value, strip: Strip = strip) -> None:
             inner = shared.child()
@@ -237,13 +251,14 @@ def _dominant_size(dtypes: Iterable[DType]) -> int:
     return max(dtype.itemsize for dtype in floats or held)
 
 
-def _unroll(statements: Sequence[Statement], *, columns: bool) -> int:
-    """Vectors at a time that keep the units busy.
+def _unroll(statements: Sequence[Statement], vectors: int, *, columns: bool) -> int:
+    """Vectors at a time that keep the units busy, of so many in a run.
 
-    Out-of-order execution overlaps the passes of a map by itself; more than two vectors only
-    lengthen compilation. A reduction must not wait for its own last step, though, and one down
-    columns should use all that it touches of a memory page (480 × 4096 float32: 265 µs with four
-    vectors at a time, 160 µs with eight).
+    Out-of-order execution overlaps the passes of a map of short ops by itself. Long ops are chains
+    of instructions that it does not: several are interleaved, unless they are so few that
+    compiling them takes longer. A reduction must not wait for its own last step, and one
+    down columns should use all that it touches of a memory page (480 × 4096 float32: 265 µs with
+    four vectors at a time, 160 µs with eight).
     """
     ops = [scalar.op for scalar in _values(statements) if isinstance(scalar, Apply)]
     cost = sum(instructions(ELEMENTWISE[op]) for op in ops)
@@ -252,7 +267,10 @@ def _unroll(statements: Sequence[Statement], *, columns: bool) -> int:
         return 1 << (max(1, 8 // reduces)).bit_length() - 1
     if cost < LONG:
         return (8 if columns else 4) if reduces else 2
-    return 2 if reduces and cost < 3 * LONG else 1
+    short = cost < 3 * LONG
+    if vectors < _WORTH_INTERLEAVING or not _BRANCHING.isdisjoint(ops):
+        return 2 if reduces and short else 1
+    return 4 if short else 2
 
 
 def _in_order(stage: Stage, lane: Symbol, width: int, dependences: Dependences) -> bool:

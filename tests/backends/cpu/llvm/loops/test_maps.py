@@ -27,13 +27,18 @@ def arguments(*dtypes: DType, outputs: int = 1) -> tuple[Arg, ...]:
 
 
 def pointwise(
-    args: tuple[Arg, ...], axes: tuple[Dim, ...], stores: tuple[Store, ...], mode: str, **more
+    args: tuple[Arg, ...],
+    axes: tuple[Dim, ...],
+    stores: tuple[Store, ...],
+    mode: str,
+    block: int = 64,
+    **more,
 ) -> LoopNest:
     """The same map with its last axis as a row, or as lanes."""
     *outer, last = (symbol(a) for a in axes)
     if mode == "rows":
         return LoopNest(args, tuple(outer), (Stage((last,), stores),), **more)
-    return LoopNest(args, tuple(outer), (Stage((), stores),), inner_axis=last, block=64, **more)
+    return LoopNest(args, tuple(outer), (Stage((), stores),), inner_axis=last, block=block, **more)
 
 
 def add(x: Scalar, y: Scalar) -> Apply:
@@ -68,6 +73,24 @@ def test_fixed_extents(compile_nest, level, mode, n):
     a = np.linspace(-3, 3, 2 * n, dtype=np.float32).reshape(2, n)
     result = compile_nest(nest, level)(a, np.zeros_like(a))[1]
     np.testing.assert_allclose(result, np.exp(a), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["exp", "tanh", "sin"])
+def test_long_ops_on_interleaved_vectors_have_the_bits_of_those_on_one(
+    compile_nest, level, mode, op
+):
+    size = Variable("S", 0, 600)
+    j = axis("j", size)
+    store = Store(1, j, Apply(op, (Load(0, j, FLOAT32),), FLOAT32))
+    args = arguments(FLOAT32, FLOAT32)
+    nest = pointwise(args, (j,), (store,), mode, block=256, variables=(size.symbol,))
+    compiled = compile_nest(nest, level)
+    a = np.random.default_rng(3).uniform(-9, 9, 571).astype(np.float32)
+    a[[500, 531, 560]] = np.nan, np.inf, -np.inf
+    last = np.split(a[480:], 13)
+    expected = np.concatenate([compiled(p, np.zeros_like(p), S=p.size)[1] for p in last])
+    whole = compiled(a, np.zeros_like(a), S=a.size)[1]
+    np.testing.assert_array_equal(whole[480:].view(np.int32), expected.view(np.int32))
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)

@@ -104,6 +104,26 @@ CASES = [
 ]
 
 
+def test_reductions_of_long_ops_over_interleaved_vectors(compile_nest, level):
+    size = Variable("S", 1, 600)
+    i, j = axis("i", 2), axis("j", size)
+    value = Apply("exp", (Load(0, i * size + j, FLOAT32),), FLOAT32)
+    reductions = [Reduce(op, op, value, FLOAT32) for op in ("sum", "max")]
+    stores = [Store(k, i, Ref(r.name, FLOAT32)) for k, r in enumerate(reductions, 1)]
+    args = (Arg(FLOAT32, True, False), *(Arg(FLOAT32, False, True) for _ in stores))
+    stages = (Stage((symbol(j),), tuple(reductions)), Stage((), tuple(stores)))
+    nest = LoopNest(args, (symbol(i),), stages, variables=(size.symbol,))
+    compiled = compile_nest(nest, level)
+    rng = np.random.default_rng(4)
+    for n in (1, 7, 63, 64, 130, 511, 512, 573):
+        a = rng.uniform(-5, 2, (2, n)).astype(np.float32)
+        empty = np.zeros(2, np.float32)
+        _, total, most = compiled(a, empty, empty, S=n)
+        exact = np.exp(a.astype(np.float64))
+        np.testing.assert_allclose(total, exact.sum(1), rtol=2e-6)
+        np.testing.assert_allclose(most, exact.max(1), rtol=2e-7)
+
+
 @pytest.mark.parametrize(("op", "dtype"), CASES, ids=lambda p: str(p))
 def test_every_size(compile_nest, level, mode, op, dtype):
     size = Variable("S", 0, 150)
