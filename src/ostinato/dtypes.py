@@ -24,6 +24,7 @@ __all__ = [
     "ALL_DTYPES",
     "BFLOAT16",
     "BOOL",
+    "FLOAT8",
     "FLOAT8_E4M3FN",
     "FLOAT8_E5M2",
     "FLOAT16",
@@ -259,6 +260,9 @@ NARROW_DTYPES = tuple(
 )
 
 FLOAT8_E4M3FN, FLOAT8_E5M2 = NARROW_DTYPES[0], NARROW_DTYPES[2]
+
+#: The 8-bit floats that are multiplied.
+FLOAT8 = (FLOAT8_E4M3FN, FLOAT8_E5M2)
 
 _BY_NAME = {name: d for d in (*ALL_DTYPES, *NARROW_DTYPES) for name in (d.name, d.short)}
 

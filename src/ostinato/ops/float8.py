@@ -40,8 +40,7 @@ class ScaledMatmul(Op):
     """
 
     name = "scaled_matmul"
-    weight_operands = (1, 3)
-    fuses_horizontally = True
+    weight_operands = (1,)
     takes_epilogue = True
     takes_narrow = True
 

@@ -7,19 +7,20 @@ read where they are: matmuls and convolutions differ in index expressions alone.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_narrow
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
-from ostinato.dtypes import INT8, INT32, UINT8
+from ostinato.dtypes import FLOAT8, FLOAT16, INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.builder import symbols_of
+from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.rules.matmul_kernel import matmul_kernel
-from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
+from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec, scaled_spec
 from ostinato.records import replace
 from ostinato.variables import bounds, floor_div, prod, remainder
 
@@ -128,6 +129,10 @@ class MatmulRules:
         """Lower a region around a matmul."""
         self._lower(lowering, region, matmul_spec(root))
 
+    def scaled(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        """Lower a region around a matmul of 8-bit floats."""
+        self._lower(lowering, region, scaled_spec(root))
+
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution, as an implicit matmul."""
         x, w = root.inputs[:2]
@@ -170,6 +175,9 @@ class MatmulRules:
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = matmul_kernel(kind, build, spec, outputs, lowering.variables)
+        if spec.b.dtype in FLOAT8 and not few:
+            # Every such number is one of float16: tensor cores multiply them, and sum in float32.
+            kernel = kernel.rewritten(partial(cast, dtype=FLOAT16))
         lowering.call(region, build, kernel, outputs)
 
     def _columns_in_order(

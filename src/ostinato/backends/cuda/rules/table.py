@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ostinato.lower.fusion.regions import Refusal, Region
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.lower.rules import sums_of_products
+    from ostinato.lower.rules import matmul_spec, sums_of_products
     from ostinato.lower.rules.table import Rule
     from ostinato.ops import convolution
     from ostinato.variables import Symbol
@@ -59,6 +59,7 @@ else:
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
+    matmul_spec = LazyModule("ostinato.lower.rules.matmul_spec")
     sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
     weight_rules = LazyModule("ostinato.backends.cuda.rules.weight_rules")
@@ -216,6 +217,12 @@ def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> N
     sums_of_products.lower_blockwise_matmul(lowering, region, root)
 
 
+def _scaled_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    build, outputs = lowering.builder(region), lowering.region_outputs(region)
+    nest = matmul_spec.scaled_spec(root).loop_nest(build, outputs, lowering.variables)
+    lowering.call(region, build, nest, outputs)
+
+
 _DEVICE = "the CUDA device"
 
 #: Gains of channels last, in the time that a strided access of an element costs.
@@ -235,6 +242,7 @@ _RULES: dict[str, Rule] = {
     "non_max_suppression": _suppression,
     "recurrent_scan": _recurrent,
     "blockwise_matmul": _blockwise_matmul,
+    "scaled_matmul": _scaled_matmul,
 }
 
 _EXPERT_OPS = ("expert_mlp", "grouped_matmul")
