@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         expert_rules,
         library,
         recurrent,
+        scaled_products,
         segments,
         selection,
         topk,
@@ -57,6 +58,7 @@ else:
     expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
     library = LazyModule("ostinato.backends.cuda.rules.library")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
+    scaled_products = LazyModule("ostinato.backends.cuda.rules.scaled_products")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
     matmul_spec = LazyModule("ostinato.lower.rules.matmul_spec")
@@ -124,7 +126,7 @@ def lower_for_cuda(
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
-        table = _with_library(table, settings)
+        table = _with_library(table, settings, columns)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     of_experts = {layer.ids for layer in layers.called}
     read = without_unread(program.calls, _needed(program) | of_experts)
@@ -158,20 +160,31 @@ def _convolution_gains(node: Node) -> tuple[float, float]:
     return _DEPTHWISE_GAINS if convolution.is_depthwise(node) else _GAINS
 
 
-def _with_library(table: RuleTable, settings: CudaLowering) -> RuleTable:
+def _with_library(
+    table: RuleTable, settings: CudaLowering, columns: column_order.ColumnOrder | None
+) -> RuleTable:
     """The rule table with a library for the products that suit it."""
-    assert settings.library is not None
+    used = settings.library
+    assert used is not None
     otherwise = table.find("matmul")
     assert otherwise is not None
-    products = library.LibraryRules(settings.library, otherwise)
+    products = library.LibraryRules(used, otherwise)
     rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
+    if used.float8 and columns is not None:
+        scaled = scaled_products.ScaledRules(used, columns, table.rules["scaled_matmul"])
+        rules["scaled_matmul"] = scaled.matmul
     return replace(
         table,
         rules=rules,
         multi_root=products.horizontally if settings.shared.in_place else None,
-        by_library=library.suits,
+        by_library=partial(_suits_library, settings=used),
         library_epilogue=library.adds_bias,
     )
+
+
+def _suits_library(node: Node, settings: LibrarySettings) -> bool:
+    """Whether a library computes a matmul, to all that its types say."""
+    return library.suits(node) or scaled_products.suits_scaled(node, settings)
 
 
 def _finalised(call: Call, settings: CudaLowering, helper: Role) -> list[Call]:
