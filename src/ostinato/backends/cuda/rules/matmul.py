@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         byte_rows,
         byte_tiles,
         few_rows,
+        float8_rows,
         group_tiles,
         single_rows,
         tensor_rows,
@@ -51,6 +52,7 @@ else:
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
+    float8_rows = LazyModule("ostinato.backends.cuda.render.float8_rows")
     group_tiles = LazyModule("ostinato.backends.cuda.render.group_tiles")
     single_rows = LazyModule("ostinato.backends.cuda.render.single_rows")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
@@ -94,6 +96,8 @@ class FewRowsMatmul(Matmul):
             return single_rows.launch(self, target)
         if tensor_rows.fits(self, target):
             return tensor_rows.launch(self, target)
+        if float8_rows.fits(self, target):
+            return float8_rows.launch(self, target)
         if byte_rows.fits(self):
             return byte_rows.launch(self, target)
         return few_rows.launch(self, target)
@@ -106,6 +110,8 @@ class FewRowsMatmul(Matmul):
             return single_rows.body(self, target)
         if tensor_rows.fits(self, target):
             return tensor_rows.body(self, target)
+        if float8_rows.fits(self, target):
+            return float8_rows.body(self, target)
         if byte_rows.fits(self):
             return byte_rows.body(self, target)
         return few_rows.body(self, target)
