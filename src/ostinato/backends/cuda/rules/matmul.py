@@ -7,18 +7,21 @@ read where they are: matmuls and convolutions differ in index expressions alone.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_narrow
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
-from ostinato.dtypes import FLOAT8, FLOAT16, INT8, INT32, UINT8
+from ostinato.dtypes import FLOAT16, INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
+from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import cast, symbols_of
+from ostinato.lower.loopir.nodes import Store
+from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
+from ostinato.lower.rules.loops import block_nest
 from ostinato.lower.rules.matmul_kernel import matmul_kernel
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec, scaled_spec
 from ostinato.records import replace
@@ -129,6 +132,7 @@ class MatmulRules:
         self._columns = columns
         self._splits = splits
         self._filters: dict[Value, LoweredBuffer] = {}
+        self._halves: dict[Value, LoweredBuffer] = {}
         self._chunks: dict[tuple[Value, int], LoweredBuffer] = {}
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -136,8 +140,28 @@ class MatmulRules:
         self._lower(lowering, region, matmul_spec(root))
 
     def scaled(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
-        """Lower a region around a matmul of 8-bit floats."""
-        self._lower(lowering, region, scaled_spec(root))
+        """Lower a region around a matmul of 8-bit floats.
+
+        Many rows are multiplied as float16, which all of these numbers are, by tensor cores, and
+        summed in float32: both operands are widened in memory first.
+        """
+        spec = scaled_spec(root)
+        if bounds(spec.m)[1] <= FEW_ROWS or spec.n == 1:
+            self._lower(lowering, region, spec)
+            return
+        halves = {value: self._in_float16(lowering, value) for value in (spec.a, spec.b)}
+        build, outputs = lowering.builder(region, halves), lowering.region_outputs(region)
+        kernel = matmul_kernel(TiledMatmul, build, spec, outputs, lowering.variables)
+        wide = kernel.rewritten(lambda load: replace(load, dtype=FLOAT16))
+        lowering.call(region, build, wide, outputs)
+
+    def _in_float16(self, lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
+        """A matrix of 8-bit floats as float16, made once outside of nested graphs."""
+        if lowering.nested:
+            return _in_float16(lowering, value)
+        if value not in self._halves:
+            self._halves[value] = _in_float16(lowering, value)
+        return self._halves[value]
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution, as an implicit matmul."""
@@ -181,9 +205,6 @@ class MatmulRules:
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = matmul_kernel(kind, build, spec, outputs, lowering.variables)
-        if spec.b.dtype in FLOAT8 and not few:
-            # Every such number is one of float16: tensor cores multiply them, and sum in float32.
-            kernel = kernel.rewritten(partial(cast, dtype=FLOAT16))
         lowering.call(region, build, kernel, outputs)
 
     def _columns_in_order(
@@ -221,6 +242,20 @@ class MatmulRules:
             lowering.copy_into(b, buffer)
             self._filters[b] = buffer
         return {b: self._filters[b]}
+
+
+def _in_float16(lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
+    """A matrix of 8-bit floats as float16, in memory of its own."""
+    label = f"{value.node.label}.float16"
+    buffer = LoweredBuffer(TensorType(FLOAT16, value.shape), Role.TEMP, label)
+    build = lowering.helper_builder()
+    indices = build.axes(value.shape)
+    number = cast(build.at(value, indices), FLOAT16)
+    position = build.argument(buffer, writes=True)
+    store = Store(position, linear_index(value.shape, indices), number)
+    nest = block_nest(build, symbols_of(indices), [store], lowering.variables)
+    lowering.helper_call(value.node, "widen", build, nest)
+    return buffer
 
 
 def _is_fixed(lowering: ProgramBuilder, value: Value) -> bool:
