@@ -67,6 +67,23 @@ def test_an_epilogue_and_rows_made_on_the_way(session: ost.Session) -> None:
     assert len(check(session, d, d.g.relu(y + d.of((24,), "bfloat16")))) == 1
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_segments_stream_weights(rows: int) -> None:
+    """A chain of two layers, whose rows become 8-bit floats on the way, as one kernel."""
+    d = Draw(ost.Graph("chain"), np.random.default_rng(rows))
+    y = d.of((rows, 160), "bfloat16")
+    for depth, columns, dtype in ((160, 96, E4M3), (96, 72, E5M2)):
+        q, scale = d.g.quantize_rows(y, dtype)
+        w = d.g.constant(d.rng.normal(0, 9, (depth, columns)).astype(DType.parse(E4M3).numpy))
+        w_scale = d.g.constant(d.rng.uniform(0.01, 0.1, columns).astype(np.float32))
+        y = d.g.scaled_matmul(q, w, scale, w_scale, "bfloat16")
+    session = open_session("cudasegments")
+    d.g.set_outputs([y])
+    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions(verify=True))])
+    (kernel,) = session.compile(d.g).plan.kernels
+    assert "streams" in kernel.source
+
+
 def test_without_optimisation_they_are_loop_nests(session: ost.Session) -> None:
     d = Draw(ost.Graph("plain"), np.random.default_rng(2))
     y = d.g.scaled_matmul(d.of((3, 5), E4M3), d.of((5, 4), E5M2), 0.5, d.of((4,), "float32"))

@@ -1,6 +1,7 @@
 // Pairs of 8-bit floats as pairs of float16, which all of their numbers are.
 #pragma once
 #include "conversion.cuh"
+#include "products.cuh"
 
 namespace ost {
 
@@ -31,6 +32,30 @@ inline unsigned halves_of(unsigned codes, float8_e4m3fn) {
     unsigned high = float16_bits(from_narrow<float8_e4m3fn>((unsigned char)(codes >> (16 * Half + 8))));
     return low | high << 16;
 #endif
+}
+
+// The formats of pairs of 8-bit floats, whose products are summed in float32.
+template <class Left, class Right>
+struct float8_format {
+    using sum = float;
+};
+
+// Adds the products of a tile of 16 by 8 sums, and of 32 elements of 8 bits along them, as
+// `multiply_bytes` has them: first those of the lower halves of words, then those of the upper ones.
+template <class Left, class Right>
+inline void multiply_tiles(
+    float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float8_format<Left, Right>
+) {
+    unsigned low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        low[i] = halves_of<0>(a[i], Left()), high[i] = halves_of<1>(a[i], Left());
+    multiply_tiles(
+        sums, low, halves_of<0>(b0, Right()), halves_of<0>(b1, Right()), float16_format()
+    );
+    multiply_tiles(
+        sums, high, halves_of<1>(b0, Right()), halves_of<1>(b1, Right()), float16_format()
+    );
 }
 
 }  // namespace ost
