@@ -1,11 +1,12 @@
 """A decode step of a Llama-3.2-1B-shaped model with weights of 8 or 4 bits on a GPU.
 
-    python -m bench.cuda_quantized_decode [--formats int8 int4 float8] [--position 512] [--json FILE]
+    python -m bench.cuda_quantized_decode [--formats int8 int4 float8] [--json FILE]
 
 The graph is that of :mod:`bench.cuda_decode` with ``quantized_matmul``, ``int4_matmul`` or
-``scaled_matmul`` of ``quantize_rows`` in the place of its matmuls, and the same random weights each time. A small model is compared with the CPU
-first. Times are medians of single steps, the host's clock with a wait after each; the floor is the
-bytes of weights and live cache over the bandwidth of a copy, 3.0 TB/s on an H100.
+``scaled_matmul`` of ``quantize_rows`` in the place of its matmuls, and the same random weights each
+time. A small model is compared with the CPU first. Times are medians of single steps, the host's
+clock with a wait after each; the floor is the bytes of weights and live cache over the bandwidth of
+a copy, 3.0 TB/s on an H100.
 """
 
 from __future__ import annotations

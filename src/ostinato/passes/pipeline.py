@@ -81,7 +81,7 @@ _NARROW_ARITHMETIC = (
         "IntegerArithmetic",
         frozenset({"dequantize", "quantize", "requantize"}),
     ),
-    Listed("float8_matmuls", "Float8Matmuls", frozenset({"matmul"})),
+    Listed("float8_matmuls", "Float8Matmuls", frozenset({"cast"})),
 )
 
 #: The ops that spelled-out activations contain.
