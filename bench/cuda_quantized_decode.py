@@ -1,11 +1,12 @@
 """A decode step of a Llama-3.2-1B-shaped model with weights of 8 or 4 bits on a GPU.
 
-    python -m bench.cuda_quantized_decode [--formats int8 int4] [--position 512] [--json FILE]
+    python -m bench.cuda_quantized_decode [--formats int8 int4 float8] [--json FILE]
 
-The graph is that of :mod:`bench.cuda_decode` with ``quantized_matmul`` and ``int4_matmul`` in the
-place of its matmuls, and the same random weights each time. A small model is compared with the CPU
-first. Times are medians of single steps, the host's clock with a wait after each; the floor is the
-bytes of weights and live cache over the bandwidth of a copy, 3.0 TB/s on an H100.
+The graph is that of :mod:`bench.cuda_decode` with ``quantized_matmul``, ``int4_matmul`` or
+``scaled_matmul`` of ``quantize_rows`` in the place of its matmuls, and the same random weights each
+time. A small model is compared with the CPU first. Times are medians of single steps, the host's
+clock with a wait after each; the floor is the bytes of weights and live cache over the bandwidth of
+a copy, 3.0 TB/s on an H100.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class NarrowMatmuls:
         codes, scales = self._narrow[weight]
         if codes.dtype.name == "uint8":
             return self._graph.int4_matmul(x, codes, scales, group=GROUP)
+        if codes.dtype.is_narrow:
+            rows, row_scales = self._graph.quantize_rows(x)
+            return self._graph.scaled_matmul(rows, codes, row_scales, scales, x.dtype)
         return self._graph.quantized_matmul(x, codes, scales)
 
 
@@ -63,6 +67,8 @@ def decoder(config: Config, format: str) -> tuple[ost.Graph, int]:
         blocks = (rows // GROUP, columns) if format == "int4" else (columns,)
         scales = np.full(blocks, wide, ml_dtypes.bfloat16 if format == "int4" else np.float32)
         codes = codes if format == "int4" else codes.view(np.int8)
+        if format == "float8":
+            codes = codes.astype(ml_dtypes.float8_e4m3fn)
         narrow[name] = tuple(
             g.param(f"{name}.{part}", array.shape, array.dtype, value=array)
             for part, array in (("codes", codes), ("scales", scales))
@@ -179,7 +185,10 @@ def products(options: argparse.Namespace) -> list[tuple[str, int, float, float]]
                 y = g.int4_matmul(x, g.constant(codes), g.constant(scales), group=GROUP)
             else:
                 codes = rng.integers(-127, 128, (size, size), np.int8)
-                y = g.quantized_matmul(x, g.constant(codes), g.constant(np.ones(size, np.float32)))
+                if kind == "float8":
+                    codes = codes.astype(ml_dtypes.float8_e4m3fn)
+                weights = {"w": (g.constant(codes), g.constant(np.ones(size, np.float32)))}
+                y = NarrowMatmuls(g, weights).matmul(x, "w")
             g.set_outputs([y])
             plan = session.compile(g, options=ost.CompileOptions(segments=False)).plan
             plan.execute()
@@ -187,7 +196,7 @@ def products(options: argparse.Namespace) -> list[tuple[str, int, float, float]]
                 record.elapsed
                 for _ in range(10)
                 for record in plan.execute_profiled()
-                if "matmul" in record.name
+                if "matmul" in record.name or "cuBLASLt" in record.name
             )
             found.append((kind, rows, 1e6 * best, 2 * rows * size * size / best / 1e12))
             print(f"{kind} {rows:5d} rows {1e6 * best:9.1f} µs {found[-1][-1]:8.1f} TFLOP/s")

@@ -38,6 +38,7 @@ FORMATS: dict[str, tuple[str, int]] = {
     "bfloat16": ("bfloat16", 32),
     "float16": ("float16", 32),
     "int8": ("int8", 32),
+    "float8_e4m3fn": ("float8_e4m3fn", 32),
     "int4 by 32": ("int4", 32),
     "int4 by 128": ("int4", 128),
 }

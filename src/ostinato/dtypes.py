@@ -24,6 +24,9 @@ __all__ = [
     "ALL_DTYPES",
     "BFLOAT16",
     "BOOL",
+    "FLOAT8",
+    "FLOAT8_E4M3FN",
+    "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
     "FLOAT64",
@@ -239,7 +242,7 @@ _FORMATS: dict[str, NarrowFormat] = {
     "uint2": NarrowFormat(0, 2, signed=False),
 }
 
-#: Dtypes of 8 bits and less: tensors of them are stored, moved and converted.
+#: Dtypes of 8 bits and less: tensors of them are stored, moved and converted; two are multiplied.
 NARROW_DTYPES = tuple(
     DType(name, short, Kind.NARROW, 1)
     for name, short in (
@@ -255,6 +258,11 @@ NARROW_DTYPES = tuple(
         ("uint2", "u2"),
     )
 )
+
+FLOAT8_E4M3FN, FLOAT8_E5M2 = NARROW_DTYPES[0], NARROW_DTYPES[2]
+
+#: The 8-bit floats that are multiplied.
+FLOAT8 = (FLOAT8_E4M3FN, FLOAT8_E5M2)
 
 _BY_NAME = {name: d for d in (*ALL_DTYPES, *NARROW_DTYPES) for name in (d.name, d.short)}
 

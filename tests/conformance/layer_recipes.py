@@ -14,6 +14,9 @@ from tests.packed_blocks import random_blocks
 
 from .draw import FLOATS, NUMBERS, SIZES, Draw, Recipe
 
+#: Floats of 8 bits that are multiplied.
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
 
 def _matmul(d: Draw, dtype: str) -> Value:
     return d.g.matmul(*_matmul_operands(d, dtype))
@@ -65,6 +68,14 @@ def _blockwise_matmul(d: Draw, dtype: str) -> Value:
     q_scales = d.of((*lead, blocks), dtype)
     codes = d.of((blocks * group // 2 - d.integer(0, group // 2 - 1), n), "uint8", 0, 255)
     return d.g.blockwise_matmul(q, q_scales, codes, d.of((blocks, n), "float16"), group=group)
+
+
+def _scaled_matmul(d: Draw, dtype: str) -> Value:
+    m, k, n = (d.size() for _ in range(3))
+    lead = d.choice(((), (m,), (2, m)))
+    x, w = d.of((*lead, k), dtype), d.of((k, n), d.choice(FLOAT8))
+    scales = d.of(d.choice(((), (*lead, 1))), "float32"), d.of(d.choice(((), (n,))), "float32")
+    return d.g.scaled_matmul(x, w, *scales, dtype=d.choice(FLOATS[:3]))
 
 
 def _packed(d: Draw, rows: int, blocks: int) -> tuple[str, Value]:
@@ -490,6 +501,7 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "quantized_matmul": (_quantized_matmul, FLOATS[:3]),
     "int4_matmul": (_int4_matmul, FLOATS[:3]),
     "blockwise_matmul": (_blockwise_matmul, ("float32",)),
+    "scaled_matmul": (_scaled_matmul, FLOAT8),
     "packed_matmul": (_packed_matmul, FLOATS[:3]),
     "packed_block_matmul": (_packed_block_matmul, ("float32",)),
     "packed_grouped_matmul": (_packed_grouped_matmul, FLOATS[:3]),

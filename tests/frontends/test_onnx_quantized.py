@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -382,3 +383,47 @@ def test_a_scale_of_the_wrong_size_is_refused() -> None:
     case.put(np.zeros(4, np.uint8))
     with pytest.raises(ost.OstinatoError, match="no scale or zero point along axis 1"):
         ost.load_onnx(case.model("QuantizeLinear"))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("by_column", [False, True])
+def test_float8_around_a_matmul(by_column: bool, transposed: bool) -> None:
+    """``QuantizeLinear`` and ``DequantizeLinear`` of float8 become a matmul of float8."""
+    rng = np.random.default_rng(0)
+    e4m3 = ml_dtypes.float8_e4m3fn
+    codes = rng.normal(0, 50, (9, 7) if transposed else (7, 9)).astype(e4m3)
+    scale = np.asarray(rng.uniform(0.01, 0.02, (9,) if by_column else ()), np.float32)
+    x_scale = np.float32(0.125)
+    weight = helper.make_tensor(
+        "w", onnx.TensorProto.FLOAT8E4M3FN, codes.shape, codes.tobytes(), raw=True
+    )
+    zero = helper.make_tensor("zero", onnx.TensorProto.FLOAT8E4M3FN, (), b"\0", raw=True)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "xs", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "xs", "zero"], ["a"]),
+        helper.make_node("DequantizeLinear", ["w", "ws"], ["b"], axis=0 if transposed else 1),
+    ]
+    nodes += [helper.make_node("Transpose", ["b"], ["t"], perm=[1, 0])] * transposed
+    nodes.append(helper.make_node("MatMul", ["a", "t" if transposed else "b"], ["y"]))
+    scales = [numpy_helper.from_array(np.asarray(x_scale), "xs")]
+    scales.append(numpy_helper.from_array(scale, "ws"))
+    graph = helper.make_graph(
+        nodes,
+        "float8",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (3, 7))],
+        [onnx.ValueInfoProto(name="y")],
+        [weight, zero, *scales],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = rng.normal(0, 30, (3, 7)).astype(np.float32)
+    x[0, 0] = 1e4  # beyond 448 of these steps: saturates
+    q = np.clip(x / x_scale, -448, 448).astype(e4m3).astype(np.float32)
+    wide = codes.astype(np.float32).T if transposed else codes.astype(np.float32)
+    wanted = q @ wide * (x_scale * scale)
+    loaded = ost.load_onnx(model)
+    for optimize in (True, False):
+        options = ost.CompileOptions(optimize=optimize, verify=True)
+        compiled = ost.Session("cpu", threads=1).compile(loaded, options=options)
+        (found,) = compiled.run({"x": x})
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+        assert ("rewrote scaled_matmul" in compiled.explain()) == optimize

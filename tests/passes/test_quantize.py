@@ -12,7 +12,7 @@ import ostinato as ost
 from ostinato.passes.weight_rounding import int4_groups, int8_columns
 
 Array = np.ndarray[Any, Any]
-FORMATS = ("int8", "int4", "bfloat16", "float16")
+FORMATS = ("int8", "int4", "float8_e4m3fn", "bfloat16", "float16")
 
 
 def weights(k: int, n: int, seed: int = 0) -> Array:
@@ -37,7 +37,14 @@ def relative(actual: Array, expected: Array) -> float:
 
 
 @pytest.mark.parametrize(
-    ("format", "allowed"), [("int8", 0.02), ("int4", 0.15), ("bfloat16", 0.01), ("float16", 0.001)]
+    ("format", "allowed"),
+    [
+        ("int8", 0.02),
+        ("int4", 0.15),
+        ("float8_e4m3fn", 0.06),
+        ("bfloat16", 0.01),
+        ("float16", 0.001),
+    ],
 )
 def test_results_are_near(format: str, allowed: float) -> None:
     graph = network()
@@ -58,7 +65,7 @@ def test_params_and_report(format: str) -> None:
     assert str(graph) == before
     suffixes = {
         "int8": (".int8", ".scale"), "int4": (".int4", ".scale"),
-        "bfloat16": (".bf16",), "float16": (".f16",),
+        "float8_e4m3fn": (".f8", ".scale"), "bfloat16": (".bf16",), "float16": (".f16",),
     }[format]  # fmt: skip
     names = [f"{name}{suffix}" for name in ("first", "second") for suffix in suffixes]
     assert sorted(quantized.params) == sorted([*names, "bias"])
@@ -66,7 +73,9 @@ def test_params_and_report(format: str) -> None:
     first, second = quantized.quantized
     assert (first.weight, first.params) == ("first", tuple(names[: len(suffixes)]))
     assert first.before == 96 * 80 * 4
-    assert first.after < first.before * {"int8": 0.3, "int4": 0.16}.get(format, 0.5001)
+    assert first.after < first.before * {"int8": 0.3, "int4": 0.16, "float8_e4m3fn": 0.3}.get(
+        format, 0.5001
+    )
     assert 0 < second.error < 0.1
     (skipped,) = quantized.skipped
     assert skipped.why == "no operand is a weight"
@@ -78,6 +87,7 @@ def test_the_op_each_format_becomes() -> None:
     ops = {name: {node.op.name for node in ost.quantize(network(), name).nodes} for name in FORMATS}
     assert "quantized_matmul" in ops["int8"]
     assert "int4_matmul" in ops["int4"]
+    assert "scaled_matmul" in ops["float8_e4m3fn"]
     assert "cast" in ops["bfloat16"] and "quantized_matmul" not in ops["bfloat16"]
 
 

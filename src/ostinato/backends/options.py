@@ -24,7 +24,8 @@ class CompileOptions:
         winograd: compute 3x3 float32 convolutions with fewer multiplications where that is faster;
             results differ by rounding (see the page on convolutions).
         in_place: let producers write directly into the output of a concat or a pad.
-        narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
+        narrow_weights: keep weights of 16 and 8 bits that wide in memory and widen them in
+            registers.
         prefetch: prefetch the weights of matmuls, which otherwise wait for memory as well as for
             arithmetic.
         bfloat16_dots: multiply by bfloat16 weights with dot product instructions, where the

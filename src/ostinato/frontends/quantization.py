@@ -30,19 +30,21 @@ def quantize(
     - ``"int8"``: ``quantized_matmul``, a scale per column; params ``NAME.int8`` and ``NAME.scale``;
     - ``"int4"``: ``int4_matmul``, a scale per column and ``group`` rows; params ``NAME.int4`` and
       ``NAME.scale``;
+    - ``"float8_e4m3fn"``: ``scaled_matmul`` of ``quantize_rows``, a scale per column and one per
+      row of activations; params ``NAME.f8`` and ``NAME.scale``;
     - ``"bfloat16"`` and ``"float16"``: the matmul that it was, of a param ``NAME.bf16`` or
       ``NAME.f16``. Float16 cuts weights off at 65504.
 
-    With the first two, activations are rounded to 8 bits while the graph runs (see
-    :mod:`ostinato.ops.quant`). A weight that nothing reads any more leaves the graph; all other
-    params keep their names and values.
+    With the first three, activations are rounded to 8 bits while the graph runs (see
+    :mod:`ostinato.ops.quant` and :mod:`ostinato.ops.float8`). A weight that nothing reads any more
+    leaves the graph; all other params keep their names and values.
 
     >>> g = ost.quantize(ost.load_onnx("encoder.onnx"), "int8")
     >>> print(g.quantization())  # what was done, and what was left and why
 
     Args:
         graph_or_model: a graph, which is not changed, or what ``load_onnx`` takes.
-        format: ``"int8"``, ``"int4"``, ``"bfloat16"`` or ``"float16"``.
+        format: ``"int8"``, ``"int4"``, ``"float8_e4m3fn"``, ``"bfloat16"`` or ``"float16"``.
         group: rows that share a scale in ``"int4"``: 32, 64 or 128.
         min_elements: smaller weights stay as they are.
         skip: names of params, or labels of matmuls, to leave as they are.

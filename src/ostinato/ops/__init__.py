@@ -37,6 +37,7 @@ _FAMILIES = (
     "recurrent",
     "sequence_states",
     "quant",
+    "float8",
     "packed_weights",
     "affine",
     "moe",

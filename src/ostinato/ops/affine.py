@@ -46,6 +46,7 @@ __all__ = [
     "Dequantize",
     "Quantize",
     "Requantize",
+    "is_zero",
 ]
 
 _BYTES: Final = (INT8, UINT8)

@@ -73,14 +73,15 @@ _TIDY = (
     _DEAD_CODE,
 )
 
-#: Takes matmuls and convolutions back to the integers that they are spelled in; before weights
-#: could be folded into floats.
-_INTEGERS = (
+#: Takes matmuls and convolutions back to the integers and 8-bit floats that they are spelled in;
+#: before weights could be folded into wide floats.
+_NARROW_ARITHMETIC = (
     Listed(
         "integer_arithmetic",
         "IntegerArithmetic",
         frozenset({"dequantize", "quantize", "requantize"}),
     ),
+    Listed("float8_matmuls", "Float8Matmuls", frozenset({"cast"})),
 )
 
 #: The ops that spelled-out activations contain.
@@ -155,7 +156,7 @@ def pipeline(
     return (
         _DEAD_CODE,
         *_CONTROL,
-        *_INTEGERS,
+        *_NARROW_ARITHMETIC,
         *_SIMPLIFY,
         _CONTROL_FLOW,
         *_RECOVER,
@@ -168,7 +169,7 @@ def pipeline(
 #: The names that ``disabled=`` accepts; the other passes make a graph one that a backend takes.
 OPTIONAL_PASSES: frozenset[str] = frozenset(
     listed.name
-    for listed in (*_INTEGERS, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, _EARLY_SLICES, *_TIDY)
+    for listed in (*_NARROW_ARITHMETIC, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, _EARLY_SLICES, *_TIDY)
 )
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from ostinato.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT16, FLOAT32, DType
 from ostinato.errors import InputError
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.ops.builder import Graph
 from ostinato.ops.quant import GROUPS, MAX_DEPTH
 from ostinato.passes.rewrite import Rewriter, live_nodes
-from ostinato.passes.weight_rounding import int4_groups, int8_columns
+from ostinato.passes.weight_rounding import float8_columns, int4_groups, int8_columns
 from ostinato.records import dataclass, replace
 from ostinato.reference import evaluate_node
 from ostinato.variables import bounds
@@ -30,7 +30,7 @@ __all__ = ["FORMATS", "QuantizedGraph", "QuantizedWeight", "SkippedProduct", "qu
 Array = np.ndarray[Any, Any]
 
 #: The formats of narrow weights.
-FORMATS: Final = ("int8", "int4", "bfloat16", "float16")
+FORMATS: Final = ("int8", "int4", "float8_e4m3fn", "bfloat16", "float16")
 
 #: Ops that may stand between a param and the matmul that it is a weight of.
 _LOOKED_THROUGH: Final = frozenset({"cast", "permute_dims", "reshape", "slice", "flip"})
@@ -348,6 +348,16 @@ def _int4(weights: Array, group: int) -> _Narrow:
     )
 
 
+def _float8(weights: Array, group: int) -> _Narrow:
+    codes, scales = float8_columns(weights, FLOAT8_E4M3FN)
+
+    def apply(g: Graph, x: Value, params: list[Value]) -> Value:
+        rows, row_scales = g.quantize_rows(x, FLOAT8_E4M3FN)
+        return g.scaled_matmul(rows, params[0], row_scales, params[1], x.dtype)
+
+    return _Narrow({".f8": codes, ".scale": scales}, codes.astype(np.float32) * scales, apply)
+
+
 def _as_float(dtype: DType, suffix: str) -> Callable[[Array, int], _Narrow]:
     def rounding(weights: Array, group: int) -> _Narrow:
         with np.errstate(over="ignore"):
@@ -367,6 +377,7 @@ def _as_float(dtype: DType, suffix: str) -> Callable[[Array, int], _Narrow]:
 _ROUNDING: Final[dict[str, Callable[[Array, int], _Narrow]]] = {
     "int8": _int8,
     "int4": _int4,
+    "float8_e4m3fn": _float8,
     "bfloat16": _as_float(BFLOAT16, ".bf16"),
     "float16": _as_float(FLOAT16, ".f16"),
 }

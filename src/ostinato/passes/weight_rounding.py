@@ -1,4 +1,4 @@
-"""Rounding of weights to integers and scales, for :mod:`ostinato.passes.quantize`."""
+"""Rounding of weights to 8 or 4 bits and scales, for :mod:`ostinato.passes.quantize`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, Final
 import numpy as np
 
 from ostinato.dtypes import BFLOAT16, DType
+from ostinato.ops.float8 import GREATEST
 
-__all__ = ["int4_groups", "int8_columns"]
+__all__ = ["float8_columns", "int4_groups", "int8_columns"]
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +33,18 @@ def int8_columns(weights: Array) -> tuple[Array, Array]:
     scales = np.abs(wide).max(axis=0, initial=0.0) / np.float32(_LARGEST)
     codes = np.rint(wide / np.where(scales > 0, scales, np.float32(1)))
     return np.clip(codes, -_LARGEST, _LARGEST).astype(np.int8), scales
+
+
+def float8_columns(weights: Array, dtype: DType) -> tuple[Array, Array]:
+    """``(w, scales)``: 8-bit floats ``[K, N]``, float32 ``[N]``, ``w * scales`` near ``weights``.
+
+    The largest magnitude of each column becomes the greatest number of ``dtype``. A column of zeros
+    has the scale zero.
+    """
+    wide, greatest = np.asarray(weights, np.float32), np.float32(GREATEST[dtype])
+    scales = np.abs(wide).max(axis=0, initial=0.0) / greatest
+    numbers = wide / np.where(scales > 0, scales, np.float32(1))
+    return np.clip(numbers, -greatest, greatest).astype(dtype.numpy), scales
 
 
 def int4_groups(weights: Array, group: int, scale_dtype: DType = BFLOAT16) -> tuple[Array, Array]:

@@ -65,8 +65,10 @@ class HostMultiplication:
     def _multiply(self, addresses: Sequence[int]) -> None:
         product = self._product
         a, b = (
-            self._array(address, matrix, product.dtype).astype(_acc(product.result))
-            for address, matrix in zip(addresses, (product.a, product.b), strict=False)
+            self._array(address, matrix, dtype).astype(_acc(product.result))
+            for address, matrix, dtype in zip(
+                addresses, (product.a, product.b), product.dtypes, strict=False
+            )
         )
         a, b = (
             array.swapaxes(1, 2) if transposed else array
@@ -75,6 +77,14 @@ class HostMultiplication:
         self._fill(addresses[3], product.workspace)
         target = self._array(addresses[2], product.d, product.result)
         found = np.matmul(a, b)
+        if product.scales:
+            for address, count, axis in zip(
+                addresses[-2:], product.scale_counts, (1, 0), strict=True
+            ):
+                self._within(address, count * 4)
+                found = found * np.expand_dims(
+                    memory_at(address, np.dtype(np.float32), count), axis
+                )
         if product.bias:
             kind = DType.parse(product.result)
             self._within(addresses[4], product.d.rows * kind.itemsize)
@@ -94,7 +104,10 @@ class HostMultiplication:
         self._within(address, last * size)
         shape = (batch, matrix.rows, matrix.columns)
         strides = (matrix.stride * size, size, matrix.pitch * size)
-        return as_strided(memory_at(address, kind.numpy, last), shape, strides)
+        memory = memory_at(address, kind.numpy, last)
+        if kind.is_narrow:  # NumPy does not know its name
+            return as_strided(memory.view(np.uint8), shape, strides).view(kind.numpy)
+        return as_strided(memory, shape, strides)
 
     def _within(self, address: int, nbytes: int) -> int:
         span = self._driver.span(address)

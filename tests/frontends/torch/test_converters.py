@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -244,3 +245,25 @@ def test_what_a_bag_keeps_for_its_gradient_is_not_computed():
     offsets, results = i64(0, 2), (np.zeros((2, 3), np.float32), ids, ids[:2], ids[:2])
     found = run("aten.embedding_bag.default", results, table, ids, offsets)
     np.testing.assert_array_equal(found, [table[0] + table[3], table[1]])
+
+
+# -- 8-bit floats -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_scaled_products_of_8_bit_floats(rows: bool, with_bias: bool) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.normal(0, 8, (3, 16)).astype(ml_dtypes.float8_e4m3fn)
+    b = rng.normal(0, 8, (16, 32)).astype(ml_dtypes.float8_e5m2)
+    scale_a = rng.uniform(0.1, 1, (3, 1) if rows else ()).astype(np.float32)
+    scale_b = rng.uniform(0.1, 1, (1, 32) if rows else (1,)).astype(np.float32)
+    bias = rng.normal(0, 8, (32,)).astype(ml_dtypes.bfloat16)
+    wide = a.astype(np.float32) @ b.astype(np.float32) * np.asarray(scale_a) * scale_b
+    wide = wide + bias.astype(np.float32) if with_bias else wide
+    expected = wide.astype(ml_dtypes.bfloat16)
+    given = (a, b, np.asarray(scale_a), scale_b, *([bias] if with_bias else []))
+    found = run("aten._scaled_mm.default", expected, *given, out_dtype=None)
+    assert found.dtype == expected.dtype
+    distance = np.abs(found.astype(np.float32) - expected.astype(np.float32))
+    assert (distance <= 2.0**-7 * np.abs(expected.astype(np.float32)) + 1e-5).all()

@@ -9,7 +9,14 @@ from ostinato.backends.common.lowering_options import lowering_options as shared
 from ostinato.backends.cpu import processor_facts
 from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
 from ostinato.backends.cpu.rules.tiles import RegisterFile
-from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16, NARROW_DTYPES
+from ostinato.dtypes import (
+    ALL_DTYPES,
+    BFLOAT16,
+    FLOAT8_E4M3FN,
+    FLOAT8_E5M2,
+    FLOAT16,
+    NARROW_DTYPES,
+)
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.loopir.views import VIEWS
@@ -62,7 +69,9 @@ def lowering_options(
 
 
 def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
-    narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
+    narrow = {BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2}
+    if target.has_half_conversions:
+        narrow.add(FLOAT16)
     wanted = frozenset(narrow) if options.narrow_weights else frozenset()
     count = _vector_registers(target)
     return RegisterFile(

@@ -14,7 +14,7 @@ from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import DeviceBlock
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
-from ostinato.dtypes import DType
+from ostinato.dtypes import FLOAT32, DType
 from ostinato.errors import DeviceError, DeviceMemoryError
 
 if TYPE_CHECKING:
@@ -92,13 +92,14 @@ def _fastest(
     Raises:
         DeviceMemoryError: there is no memory to try them.
     """
-    operand, result = (DType.parse(name).itemsize for name in (product.dtype, product.result))
+    left, right, result = (DType.parse(name).itemsize for name in (*product.dtypes, product.result))
     sizes = [
-        _nbytes(product, product.a, operand),
-        _nbytes(product, product.b, operand),
+        _nbytes(product, product.a, left),
+        _nbytes(product, product.b, right),
         _nbytes(product, product.d, result),
         product.workspace,
         *([product.d.rows * result] if product.bias else ()),
+        *(count * FLOAT32.itemsize for count in product.scale_counts),
         _FLUSHED,
     ]
     blocks = [DeviceBlock(gpu, nbytes, f"timing the product {product}") for nbytes in sizes]

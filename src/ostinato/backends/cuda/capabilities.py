@@ -31,16 +31,29 @@ CAPABILITIES = Capabilities(
 )
 
 
-def lowering_options(options: CompileOptions, *, has_products: bool = False) -> CudaLowering:
+#: The first GPUs whose tensor cores multiply 8-bit floats, and those for which cuBLASLt scales them
+#: by rows and columns.
+_FLOAT8, _ROW_SCALES = 89, 90
+
+
+def lowering_options(
+    options: CompileOptions, *, has_products: bool = False, capability: int = 0
+) -> CudaLowering:
     """The settings of lowering under these switches.
 
     Args:
         options: the switches.
         has_products: whether there is a library of matrix products.
+        capability: the GPU's compute capability, 90 for 9.0; 0: it is not known.
     """
     shared, on = shared_options(options), options.optimize
     shared = replace(shared, fusion=replace(shared.fusion, row_factors=on))
-    library = LibrarySettings(options.tf32, options.time_products)
+    library = LibrarySettings(
+        options.tf32,
+        options.time_products,
+        float8=capability >= _FLOAT8,
+        row_scales=capability == _ROW_SCALES,
+    )
     return CudaLowering(
         shared,
         templates=on,

@@ -146,7 +146,8 @@ def compile_graph(
     Raises:
         InputError: params in a file of experts are used for more than that, or do not fit a budget.
     """
-    settings = lowering_options(options, has_products=has_products)
+    capability = toolchain.target.capability
+    settings = lowering_options(options, has_products=has_products, capability=capability)
     settings = replace(settings, experts=experts, keep_ids=True)
     lower = partial(lower_for_cuda, settings=settings)
     lowered = lower_graph(

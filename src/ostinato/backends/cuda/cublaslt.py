@@ -28,7 +28,16 @@ __all__ = ["CublasLt", "find_library"]
 _ALGORITHM_BYTES = 64
 
 #: ``cudaDataType``.
-_DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "int8": 3, "int32": 10, "bfloat16": 14}
+_DATA_TYPES = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "int8": 3,
+    "int32": 10,
+    "bfloat16": 14,
+    "float8_e4m3fn": 28,
+    "float8_e5m2": 29,
+}
 
 #: ``cublasComputeType_t``, by the dtype that sums are accumulated in.
 _COMPUTE_TYPES = {"float32": 68, "float64": 70, "int32": 72}
@@ -43,6 +52,16 @@ _NUMBERS: dict[str, type[ctypes.c_float | ctypes.c_double | ctypes.c_int32]] = {
 
 #: ``cublasLtMatmulDescAttributes_t``.
 _TRANSPOSED_A, _TRANSPOSED_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
+
+#: Attributes of the same for scales; there is a pointer and a mode for each of A and B.
+_SCALE_POINTERS, _SCALE_MODES = (17, 18), (31, 32)
+
+#: Whether sums of products of 8-bit floats may stay in the tensor cores' fewer bits throughout: if
+#: not, parts of them are added up in float32.
+_FAST_ACCUMULATION = 25
+
+#: ``cublasLtMatmulMatrixScale_t``: a scale for each row of A, or each column of B.
+_OUTER_VECTOR = 3
 
 #: ``cublasLtEpilogue_t``: a bias is added.
 _WITH_BIAS = 4
@@ -219,8 +238,17 @@ class CublasLtMultiplication:
             value = ctypes.c_int32(_WITH_BIAS)
             library.set_attribute("MatmulDesc", self._description, _EPILOGUE, value)
             self._set_bias(_ANY_ADDRESS)
-        self._a = self._layout(product.a, product.dtype)
-        self._b = self._layout(product.b, product.dtype)
+        if product.scales:
+            precise = ctypes.c_int8(0)
+            library.set_attribute("MatmulDesc", self._description, _FAST_ACCUMULATION, precise)
+            self._set_scales((_ANY_ADDRESS, _ANY_ADDRESS))
+        if product.scales == "rows":
+            for attribute in _SCALE_MODES:
+                value = ctypes.c_int32(_OUTER_VECTOR)
+                library.set_attribute("MatmulDesc", self._description, attribute, value)
+        left, right = product.dtypes
+        self._a = self._layout(product.a, left)
+        self._b = self._layout(product.b, right)
         self._d = self._layout(product.d, product.result)
 
     def _layout(self, matrix: Matrix, dtype: str) -> ctypes.c_void_p:
@@ -262,10 +290,18 @@ class CublasLtMultiplication:
         pointer = ctypes.c_void_p(address)
         self._library.set_attribute("MatmulDesc", self._description, _BIAS_POINTER, pointer)
 
+    def _set_scales(self, addresses: Sequence[int]) -> None:
+        """Set the addresses of the scales, which are part of the description as well."""
+        for attribute, address in zip(_SCALE_POINTERS, addresses, strict=True):
+            pointer = ctypes.c_void_p(address)
+            self._library.set_attribute("MatmulDesc", self._description, attribute, pointer)
+
     def launch(self, algorithm: bytes, addresses: Sequence[int], stream: int) -> None:
         a, b, d, workspace = map(ctypes.c_void_p, addresses[:4])
         if self._product.bias:
             self._set_bias(addresses[4])
+        if self._product.scales:
+            self._set_scales(addresses[-2:])
         chosen = (ctypes.c_uint64 * (_ALGORITHM_BYTES // 8)).from_buffer_copy(algorithm)
         self._library.matmul(
             self._description,

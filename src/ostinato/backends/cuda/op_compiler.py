@@ -68,7 +68,8 @@ class _CudaCompiler:
 
     def lower(self, graph: BaseGraph, variables: tuple[Symbol, ...]) -> Program:
         options = CompileOptions(segments=False, time_products=False)
-        settings = lowering_options(options, has_products=self._gpu.has_products)
+        has_products, capability = self._gpu.has_products, self._toolchain.target.capability
+        settings = lowering_options(options, has_products=has_products, capability=capability)
         return lower_for_cuda(graph, settings, variables)[0]
 
     def code(self, program: Program) -> Callable[[Kernel], LoadedCode]:

@@ -35,11 +35,13 @@ class Matrix(NamedTuple):
 class Product(NamedTuple):
     """``D = op(A) · op(B)`` for each matrix of a batch, ``op`` a transposition or nothing.
 
-    With a bias, each column of the product is added to a vector before it is rounded. The arguments
-    of a launch are the addresses of A, B, D, the workspace and the bias, if any.
+    With a bias, each column of the product is added to a vector before it is rounded. With scales,
+    8-bit floats are multiplied: what those of A and of B say is a factor of every sum. The
+    arguments of a launch are the addresses of A, B, D, the workspace, the bias, if any, and the
+    scales of A and of B, if any.
 
     Attributes:
-        dtype: of A and B.
+        dtype: of A, and of B if that has no other.
         result: of D.
         a, b, d: the matrices as they are stored.
         transposed: whether A, and whether B, is transposed before it is multiplied.
@@ -48,6 +50,9 @@ class Product(NamedTuple):
         tf32: whether float32 may be rounded to 10 bits of mantissa before it is multiplied.
         timed: whether the fastest algorithm is found by timing a few.
         bias: whether there is a bias, an element of the result's dtype for each row of D.
+        right: the dtype of B.
+        scales: the float32 scales of A and of B: ``"one"`` each; ``"rows"``, one for each row and
+            each column of D; empty: there are none.
     """
 
     dtype: str
@@ -61,12 +66,26 @@ class Product(NamedTuple):
     tf32: bool = False
     timed: bool = True
     bias: bool = False
+    right: str = ""
+    scales: str = ""
 
     @staticmethod
     def of_entry(entry: tuple[Any, ...]) -> Product:
         """A product from the plain tuple that it was written as."""
         found = Product(*entry)
         return found._replace(a=Matrix(*found.a), b=Matrix(*found.b), d=Matrix(*found.d))
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """The dtypes of A and of B."""
+        return self.dtype, self.right or self.dtype
+
+    @property
+    def scale_counts(self) -> tuple[int, ...]:
+        """The number of scales of A and of B, if there are any."""
+        if not self.scales:
+            return ()
+        return (self.d.rows, self.d.columns) if self.scales == "rows" else (1, 1)
 
     @property
     def depth(self) -> int:
@@ -76,7 +95,8 @@ class Product(NamedTuple):
     def __str__(self) -> str:
         a, b = ("T" if transposed else "N" for transposed in self.transposed)
         batch = f"{self.batch} x " if self.batch > 1 else ""
-        return f"{batch}{self.d.rows}x{self.d.columns}x{self.depth} {a}{b} {self.dtype}"
+        dtypes = " ".join(dict.fromkeys(self.dtypes))
+        return f"{batch}{self.d.rows}x{self.d.columns}x{self.depth} {a}{b} {dtypes}"
 
 
 class Multiplication(Protocol):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.dtypes import (
     ALL_DTYPES,
     BOOL,
+    FLOAT8,
     FLOAT16,
     FLOAT32,
     FLOAT64,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPLEX", "ELEMENT_TYPES", "result_type"]
 
 #: By PyTorch's name, the dtype.
-ELEMENT_TYPES: dict[str, DType] = {dtype.name: dtype for dtype in ALL_DTYPES}
+ELEMENT_TYPES: dict[str, DType] = {dtype.name: dtype for dtype in (*ALL_DTYPES, *FLOAT8)}
 
 #: By PyTorch's name of a complex type, the dtype of its parts.
 COMPLEX: dict[str, DType] = {"complex32": FLOAT16, "complex64": FLOAT32, "complex128": FLOAT64}

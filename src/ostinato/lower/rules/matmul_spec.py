@@ -16,7 +16,7 @@ from ostinato.lower.loopir.nodes import Apply, Load, Reduce, Ref, Scalar, Stage,
 from ostinato.lower.loopir.views import Indices, linear_index, reshape_index, unravel
 from ostinato.lower.rules.loops import BLOCK
 from ostinato.ops.base import broadcast_shapes
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 from ostinato.variables import Dim, Expr, Symbol, axis, coefficient, prod, symbols
 
 if TYPE_CHECKING:
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.program import Layout
 
-__all__ = ["MatmulAxes", "MatmulSpec", "conv_spec", "matmul_spec", "row_spec", "separable"]
+__all__ = [
+    "MatmulAxes",
+    "MatmulSpec",
+    "conv_spec",
+    "matmul_spec",
+    "row_spec",
+    "scaled_spec",
+    "separable",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class MatmulSpec:
         group_of: the group's indices for a batch point.
         out_at: the indices into the node's result of ``(batch, m, n)``.
         bias: added to every element of its column (a convolution's output channel).
+        scales: factors of each sum; they broadcast against the node's result.
     """
 
     node: Node
@@ -71,6 +80,7 @@ class MatmulSpec:
     group_of: Callable[[Indices], Indices]
     out_at: Callable[[Indices, Dim, Dim], Indices]
     bias: Value | None = None
+    scales: tuple[Value, ...] = ()
 
     @property
     def acc(self) -> DType:
@@ -116,8 +126,14 @@ class MatmulSpec:
     def stores(
         self, build: KernelBuilder, total: Scalar, at: Indices, outputs: Outputs
     ) -> tuple[Store, ...]:
-        """The stores at ``at`` of the result: the sum, the bias, the region's other members."""
+        """The stores at ``at`` of the result.
+
+        The sum, times the scales, plus the bias, and what the region's other members make of it.
+        """
         (out,) = self.node.outputs
+        for scale in self.scales:
+            factor = cast(build.at(scale, _broadcast_at(scale.shape, at)), self.acc)
+            total = Apply("multiply", (total, factor), self.acc)
         if self.bias is not None:
             bias = cast(build.at(self.bias, (at[1],)), self.acc)
             total = Apply("add", (total, bias), self.acc)
@@ -275,6 +291,12 @@ def row_spec(node: Node, a: Value, b: Value) -> MatmulSpec:
         node, (), rows, b.shape[1], (a.shape[-1],), (),
         a, a_at, b, b_at, lambda at: (), out_at,
     )  # fmt: skip
+
+
+def scaled_spec(node: Node) -> MatmulSpec:
+    """``scaled_matmul``: rows of 8-bit floats times a matrix of them, and the scales of both."""
+    x, w, *scales = node.inputs
+    return replace(row_spec(node, x, w), scales=tuple(scales))
 
 
 # -- indices ---------------------------------------------------------------------------------------

@@ -459,7 +459,7 @@ def test_a_segment_moves_the_bytes_of_its_parts(session: ost.Session) -> None:
     assert all(record.bytes < rows * width // 10 for record in plan.execute_profiled())
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "float8_e4m3fn"])
 def test_a_decoding_step_with_narrow_weights_is_one_kernel(
     session: ost.Session, monkeypatch, form: str
 ) -> None:

@@ -361,3 +361,47 @@ def test_an_entry_is_the_product():
     plain = tuple(tuple(part) if isinstance(part, tuple) else part for part in product)
     assert Product.of_entry(plain) == product
     assert str(product) == "3 x 8x7x9 NN float16"
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("formats", [("float8_e4m3fn",) * 2, ("float8_e5m2", "float8_e4m3fn")])
+def test_floats_of_8_bits(
+    session: ost.Session, library: HostProducts, formats: tuple[str, str], rows: bool
+):
+    a, b = (
+        random(s).astype(ost.DType.parse(f).numpy)
+        for s, f in zip(((3, 67, 512), (512, 528)), formats, strict=True)
+    )
+    scales = np.float32(0.5), np.float32(0.25)
+    if rows:
+        scales = (np.exp(random((3, 67, 1), "float32")), np.exp(random((528,), "float32")))
+    g = ost.Graph("g")
+    x, s = g.input("x", a.shape, a.dtype), g.input("s", scales[0].shape)
+    w = g.param("w", b.shape, b.dtype, value=b)
+    g.set_outputs({"y": g.scaled_matmul(x, w, s, scales[1], "float32")})
+    found = run(session, g, {"x": a, "s": scales[0]})
+    exact = a.astype(np.float64) @ b.astype(np.float64) * scales[0] * scales[1]
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+    (product,) = library.products
+    assert product.dtypes == (formats[1], formats[0])
+    assert product.transposed == (True, False)
+    assert product.scale_counts == ((528, 201) if rows else (1, 1))
+
+
+def test_floats_of_8_bits_that_the_library_does_not_take(
+    session: ost.Session, library: HostProducts
+):
+    """Two E5M2, a depth or columns that are no multiples of 16, and scales of two kinds."""
+    e4m3, e5m2 = "float8_e4m3fn", "float8_e5m2"
+    cases = (
+        (e5m2, e5m2, 512, 512, ()), (e4m3, e4m3, 520, 512, ()), (e4m3, e4m3, 512, 520, ()),
+        (e4m3, e4m3, 512, 512, (512,)),
+    )  # fmt: skip
+    for left, right, depth, columns, shape in cases:
+        a, b = random((400, depth)), random((depth, columns))
+        g = ost.Graph("g")
+        x, w = g.input("x", a.shape, left), g.input("w", b.shape, right)
+        g.set_outputs({"y": g.scaled_matmul(x, w, 1.0, np.ones(shape, np.float32))})
+        options = ost.CompileOptions(stored_programs=False)
+        session.compile(g, options=options)
+    assert not library.products

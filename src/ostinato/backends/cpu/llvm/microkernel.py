@@ -16,7 +16,8 @@ from llvmlite import ir
 from ostinato.backends.cpu.llvm.conversion import convert, from_memory
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
 from ostinato.backends.cpu.llvm.memory import load, prefetch, store
-from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I1, I64, constant
+from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I1, I8, I64, constant
+from ostinato.backends.cpu.llvm.weight_columns import WeightColumns
 from ostinato.backends.cpu.rules.tiles import chains_of
 from ostinato.dtypes import BFLOAT16, FLOAT16, INT16
 from ostinato.records import dataclass, replace
@@ -96,6 +97,7 @@ def define_tile(
         given_chains=gemm.chains if gemm.depth_block is None else 1,
         ahead=more[0] if gemm.fetches(rows) and gemm.fetches_ahead else None,
         near=gemm.fetch.near if gemm.fetches(rows) and gemm.fetch is not None else 0,
+        weights=_weights(gemm, lanes, pitch or gemm.strip, target),
     )
     if gemm.depth_block is None:
         _store_sums(tile, _accumulate(tile, b), out)
@@ -103,6 +105,12 @@ def define_tile(
         _store_sums(tile, _accumulate_block(tile, b, out, more[-2], more[-1]), out)
     builder.ret_void()
     return function
+
+
+def _weights(gemm: Gemm, lanes: int, pitch: int, target: TargetSpec) -> WeightColumns:
+    """The columns of the panel, as vectors of ``lanes``."""
+    vectors, dense = gemm.panel // lanes, pitch == gemm.strip == gemm.panel
+    return WeightColumns(target, gemm.b_dtype, gemm.acc, vectors, lanes, dense)
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ class _Tile:
     given_chains: int | None
     ahead: ir.Value | None
     near: int
+    weights: WeightColumns
 
     @property
     def size(self) -> int:
@@ -178,7 +187,10 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Cursor:
-    """Progress of the sum: offset into a row of ``a``, panel pointer, sums, prefetch pointer."""
+    """Progress of the sum: offset into a row of ``a``, panel pointer, sums, prefetch pointer.
+
+    Behind the sums come the marks of the panel's columns (:class:`WeightColumns`).
+    """
 
     offset: ir.Value
     b: ir.Value
@@ -211,13 +223,13 @@ def row_pointers(
         else:
             slot = builder.gep(offsets, [I64(row)], source_etype=I64)
             distance = builder.mul(builder.load(slot, typ=I64), I64(size))
-        pointers.append(builder.gep(a, [distance], source_etype=ir.IntType(8)))
+        pointers.append(builder.gep(a, [distance], source_etype=I8))
     return pointers
 
 
 def _accumulate(tile: _Tile, b: ir.Value) -> list[ir.Value]:
     zero = constant(tile.gemm.acc, 0, tile.lanes)
-    sums = [zero] * (tile.chains * tile.size)
+    sums = [*[zero] * (tile.chains * tile.size), *tile.weights.first_marks()]
     return _run(tile, tile.gemm.sum_axes, _Cursor(I64(0), b, sums, tile.ahead)).sums
 
 
@@ -241,7 +253,7 @@ def _accumulate_block(
     zero = constant(gemm.acc, 0, tile.lanes)
     sums = [builder.phi(zero.type) for _ in range(tile.size)]
     _join(sums, start, [zero] * tile.size, resume, earlier)
-    cursor = _Cursor(I64(0), b, list(sums), tile.ahead)
+    cursor = _Cursor(I64(0), b, [*sums, *tile.weights.first_marks()], tile.ahead)
     assert isinstance(axis.extent, int)
     whole = axis.extent % tile.steps == gemm.depth_block % tile.steps == 0
     return _run_counted(tile, steps, axis.step, cursor, whole=whole).sums
@@ -350,7 +362,7 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
                 prefetch(builder, cursor.b, I64(first + place), level=1)
         places = [number * pitch + tile.place(vector) for vector in range(tile.vectors)]
         columns = [
-            load(builder, cursor.b, stored, I64(place), tile.lanes).astype(tile.gemm.acc)
+            Lane(builder, tile.weights.vector(builder, cursor.b, place), tile.gemm.acc, tile.lanes)
             for place in places
         ]
         at = builder.add(cursor.offset, builder.mul(stride, I64(number)))
@@ -360,11 +372,14 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
             for vector, column in enumerate(columns):
                 place = chain + row * tile.vectors + vector
                 sums[place] = _multiply_add(factor, column, sums[place])
+        row = builder.gep(cursor.b, [I64(number * pitch * stored.itemsize)], source_etype=I8)
+        first_mark = tile.chains * tile.size
+        sums[first_mark:] = tile.weights.marked(builder, row, sums[first_mark:])
     offset = builder.add(cursor.offset, builder.mul(stride, I64(count)))
-    b = builder.gep(cursor.b, [I64(nbytes)], source_etype=ir.IntType(8))
+    b = builder.gep(cursor.b, [I64(nbytes)], source_etype=I8)
     ahead = cursor.ahead
     if ahead is not None:
-        ahead = builder.gep(ahead, [I64(tile.advance(nbytes))], source_etype=ir.IntType(8))
+        ahead = builder.gep(ahead, [I64(tile.advance(nbytes))], source_etype=I8)
     return _Cursor(offset, b, sums, ahead)
 
 
@@ -387,9 +402,10 @@ def _multiply_add(x: Lane, y: Lane, total: ir.Value) -> ir.Value:
 
 
 def _store_sums(tile: _Tile, sums: Sequence[ir.Value], out: ir.Value) -> None:
-    acc = tile.gemm.acc
+    acc, marks = tile.gemm.acc, sums[tile.chains * tile.size :]
+    firsts = tile.weights.with_nans(tile.builder, sums[: tile.size], marks)
     for place in range(tile.size):
-        total = Lane(tile.builder, sums[place], acc, tile.lanes)
+        total = Lane(tile.builder, firsts[place], acc, tile.lanes)
         for chain in range(1, tile.chains):
             total = total + total.like(sums[chain * tile.size + place])
         store(tile.builder, out, acc, I64(place * tile.lanes), total)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType, NarrowFormat
 
-__all__ = ["decode", "encode", "low_bits"]
+__all__ = ["decode", "decode_numbers", "encode", "low_bits"]
 
 _SIGN = 1 << 31
 _QUIET_NAN = 0x7FC0_0000
@@ -56,6 +56,22 @@ def decode(builder: ir.IRBuilder, code: ir.Value, dtype: DType, lanes: int) -> i
         )
         bits = b.select(is_nan, _int(_QUIET_NAN, lanes), bits)
     return _as_float(b, bits, lanes)
+
+
+def decode_numbers(b: ir.IRBuilder, code: ir.Value, dtype: DType, lanes: int) -> ir.Value:
+    """The float32 that ``code`` stands for if it is a number: one of a format that fills the byte.
+
+    The byte is extended by its sign, so that one shift moves sign, exponent and mantissa to where a
+    float32 has them.
+    """
+    form = dtype.format
+    assert _fills_byte(form)
+    shift = _MANTISSA - form.mantissa
+    moved = b.shl(b.sext(code, vector_of(I32, lanes)), _int(shift, lanes))
+    # An exponent that is too small, as in :func:`decode`; the product has the sign.
+    kept = b.and_(moved, _int(_SIGN | _magnitudes(form) << shift, lanes))
+    factor = constant(FLOAT32, 2.0 ** (_BIAS - form.bias), lanes)
+    return b.fmul(_as_float(b, kept, lanes), factor)
 
 
 def encode(builder: ir.IRBuilder, value: ir.Value, dtype: DType, lanes: int) -> ir.Value:
@@ -130,6 +146,12 @@ def _encode_exponent(
     valid = b.and_(positive, b.icmp_unsigned("<", rounded, _int(0xFF, lanes)))
     valid = b.and_(valid, b.not_(is_nan))
     return b.trunc(b.select(valid, rounded, _int(0xFF, lanes)), vector_of(I8, lanes))
+
+
+def _fills_byte(form: NarrowFormat) -> bool:
+    """Whether the sign is the highest bit of the byte, and NaNs are the greatest magnitudes."""
+    width = form.exponent + form.mantissa
+    return form.signed and width == 7 and form.nan is not None and not form.zero_is_positive
 
 
 def _magnitudes(form: NarrowFormat) -> int:

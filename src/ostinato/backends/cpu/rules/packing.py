@@ -1,7 +1,7 @@
 """Packed panels: the form in which a GEMM kernel reads its right operand.
 
 A matmul of a few rows takes as long as its weights take to arrive, so panels hold the weights in
-their own width: 16-bit floats stay 16 bits wide, integers stay bytes or half bytes, and the
+their own width: floats of 16 and 8 bits stay that wide, integers stay bytes or half bytes, and the
 register tile widens what it reads.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.dtypes import FLOAT32
 from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.loopir.nodes import Guard, Number, Store
 from ostinato.lower.loopir.views import VIEWS, linear_index
@@ -142,7 +143,10 @@ def stored_dtype(weight: Value, narrow: Collection[DType]) -> DType:
         return found.pop() if len(found) == 1 else wide
     if node.op.name == "cast" and weight.dtype == wide:
         (source,) = node.inputs
-        return stored_dtype(source, narrow) if source.dtype.accumulator == wide else wide
+        exact = source.dtype.accumulator == wide
+        if source.dtype.is_narrow:
+            exact = wide == FLOAT32 and source.dtype in narrow
+        return stored_dtype(source, narrow) if exact else wide
     return weight.dtype if weight.dtype in narrow else wide
 
 

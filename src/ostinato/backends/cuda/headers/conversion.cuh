@@ -127,6 +127,21 @@ inline float from_narrow(unsigned char code) {
     return float_of(nan ? 0x7FC00000u : bits);
 }
 
+// The code of E5M2 is the upper byte of a float16.
+template <>
+inline float from_narrow<float8_e5m2>(unsigned char code) {
+    return from_float16((unsigned short)(code << 8));
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+template <>
+inline float from_narrow<float8_e4m3fn>(unsigned char code) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)code));
+    return from_float16((unsigned short)pair);
+}
+#endif
+
 template <class Format>
 inline unsigned char narrow_bits(float x) {
     unsigned bits = bits_as<unsigned>(x), magnitude = bits & 0x7FFFFFFFu, code;

@@ -20,7 +20,7 @@ from ostinato.backends.cuda.render.frame import Frame, body_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.rules.product import BlockwiseProduct
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
-from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8
+from ostinato.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, INT32, UINT8
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import Apply, Guard, Load, extent_of, max_extent
 from ostinato.records import dataclass, replace
@@ -70,8 +70,9 @@ _WORD = 4
 #: Columns are multiples of these bytes: tensor cores take 16 elements of 16 bits at a time.
 _GRAIN = 32
 
-#: The dtypes of weights and of scales, and those of weights whose sums are integers.
-_FLOATS, _BYTES = (FLOAT32, FLOAT16, BFLOAT16), (INT8, UINT8)
+#: The dtypes of weights and of scales, those of weights whose sums are integers, and all of a byte.
+_FLOATS, _INTEGERS = (FLOAT32, FLOAT16, BFLOAT16), (INT8, UINT8)
+_BYTES = (*_INTEGERS, *FLOAT8)
 
 #: The most rows, those of a tensor core's tile.
 _ROWS = 16
@@ -254,7 +255,9 @@ def _multiplies(matmul: Matmul) -> bool:
     """Whether there is code for the operands' dtypes."""
     a, b = _stored(matmul.a).dtype, _stored(matmul.b).dtype
     if matmul.acc == INT32:
-        return a in _BYTES and b in _BYTES
+        return a in _INTEGERS and b in _INTEGERS
+    if a in FLOAT8 and b in FLOAT8:
+        return True
     return matmul.acc == FLOAT32 and matmul.a.dtype == matmul.b.dtype == b and b in _FLOATS
 
 
@@ -370,7 +373,8 @@ def body(
     sizes = (2, together, *tile)
     parts = SharedArray(type_, 4, "parts", sizes)
     made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
-    includes = f'{made.includes}#include "rings.cuh"\n'
+    formats = '#include "float8.cuh"\n' if _stored(matmul.b).dtype in FLOAT8 else ""
+    includes = f'{made.includes}{formats}#include "rings.cuh"\n'
     return replace(made, includes=includes, streams=True)
 
 
@@ -430,7 +434,7 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
     """The statements that multiply tiles."""
     rows, flags = max(1, max_extent(matmul.m)), {True: "true", False: "false"}
     wide = flags[stream.width > _COLUMNS]
-    if rows == 1 and left.shared and left.in_bytes:
+    if rows == 1 and left.shared and left.scalar.dtype in _INTEGERS:
         row = (
             _row_of_codes(matmul) if isinstance(matmul, BlockwiseProduct) else _row_of_bytes(matmul)
         )
@@ -469,10 +473,11 @@ def _row_of_codes(matmul: BlockwiseProduct) -> str:
 
 
 def _byte_format(matmul: Matmul) -> str:
-    a, b = (
-        "true" if _stored(operand).dtype == INT8 else "false" for operand in (matmul.a, matmul.b)
-    )
-    return f"ost::byte_format<{a}, {b}>"
+    a, b = (_stored(operand).dtype for operand in (matmul.a, matmul.b))
+    if b in FLOAT8:
+        return f"ost::float8_format<ost::{a.name}, ost::{b.name}>"
+    signed = ("true" if dtype == INT8 else "false" for dtype in (a, b))
+    return f"ost::byte_format<{', '.join(signed)}>"
 
 
 @dataclass(frozen=True)

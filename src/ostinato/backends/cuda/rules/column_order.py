@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.dtypes import FLOAT8
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 
@@ -28,7 +29,9 @@ class ColumnOrder:
     def possible(lowering: ProgramBuilder, matrix: Value) -> bool:
         """Whether a value is a matrix, or some, of known sizes, and changes with params alone."""
         fixed = matrix.node.op in (PARAM, CONSTANT) or matrix.node in lowering.fixed
-        if not fixed or lowering.nested or matrix.ndim < 2 or matrix.dtype.is_narrow:
+        if not fixed or lowering.nested or matrix.ndim < 2:
+            return False
+        if matrix.dtype.is_narrow and matrix.dtype not in FLOAT8:
             return False
         return matrix.type.size != 0 and all(isinstance(size, int) for size in matrix.shape)
 

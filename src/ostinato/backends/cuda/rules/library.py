@@ -34,7 +34,19 @@ if TYPE_CHECKING:
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["LIBRARY", "LibraryProduct", "LibraryRules", "LibrarySettings", "adds_bias", "suits"]
+__all__ = [
+    "LIBRARY",
+    "LibraryProduct",
+    "LibraryRules",
+    "LibrarySettings",
+    "Operand",
+    "adds_bias",
+    "bring_into_memory",
+    "library_kernel",
+    "stored_strides",
+    "strides_of",
+    "suits",
+]
 
 #: The library's name in reports.
 LIBRARY = "cuBLASLt"
@@ -72,10 +84,14 @@ class LibrarySettings:
     Attributes:
         tf32: round float32 to 10 bits of mantissa before multiplying.
         timed: time a few algorithms for each product.
+        float8: multiply 8-bit floats.
+        row_scales: scale these by rows and columns, too.
     """
 
     tf32: bool = False
     timed: bool = True
+    float8: bool = False
+    row_scales: bool = False
 
 
 class Operand(NamedTuple):
@@ -92,7 +108,7 @@ class LibraryProduct(Kernel):
     Attributes:
         args: the buffers, in the order of the kernel's ``buffers``.
         product: what it computes.
-        operands: the library's A, B and D, the workspace, and the bias, if any.
+        operands: the library's A, B and D, the workspace, the bias and the scales, if any.
         variables: none: all sizes are numbers.
     """
 
@@ -106,7 +122,8 @@ class LibraryProduct(Kernel):
     def describe(self, text: KernelText) -> None:
         text.line(0, f"{LIBRARY}: {self.product}")
         text.head(self.args)
-        names = ("a", "b", "d", "workspace", "bias")
+        scales = ("scale of a", "scale of b")
+        names = ("a", "b", "d", "workspace", *(scales if self.product.scales else ("bias",)))
         for name, operand in zip(names, self.operands, strict=False):
             text.line(1, f"{name}: b{operand.position} + {operand.offset} bytes")
         text.line(1, repr(tuple(self.product)))
@@ -183,6 +200,8 @@ def suits(node: Node) -> bool:
 def adds_bias(root: Node, reader: Node) -> bool:
     """Whether a library adds what a reader adds to a matmul: a param or constant, by column."""
     if reader.op.name != "add" or root.outputs[0].dtype not in _WITH_BIAS:
+        return False
+    if root.op.name == "scaled_matmul":
         return False
     return _bias_among(root, reader) is not None and reader.outputs[0].type == root.outputs[0].type
 
@@ -317,14 +336,14 @@ class _Matmul:
         lowering, spec = self._lowering, self._spec
         for value in (spec.a, spec.b):
             if not lowering.nested:
-                _bring_into_memory(lowering, self._region, value)
+                bring_into_memory(lowering, self._region, value)
         build = lowering.builder(self._region)
         at = spec.axes(build)
         (m,), (n,), (k,) = map(symbols_of, ([at.m], [at.n], at.k))
         batch = symbols_of(at.batch)
-        a = _strides(spec.left(build, at), batch, m, k)
+        a = strides_of(spec.left(build, at), batch, m, k)
         group = spec.group_of(at.batch)
-        b = _strides(build.at(spec.b, spec.b_at(group, at.k, at.n)), batch, k, n)
+        b = strides_of(build.at(spec.b, spec.b_at(group, at.k, at.n)), batch, k, n)
         outputs = lowering.region_outputs(self._region)
         result = spec.out_at(at.batch, at.m, at.n)
         stores = spec.stores(build, Accumulator(spec.acc), result, outputs)
@@ -333,7 +352,7 @@ class _Matmul:
         if len(stores) == 1:
             (store,) = stores
             if added is None:
-                d = _stored(store, batch, m, n)
+                d = stored_strides(store, batch, m, n)
             elif not (store.bindings or store.conditions) and store.update == "set":
                 d = _steps(store.buffer, store.index, batch, m, n)
         if a is None or b is None or d is None:
@@ -345,7 +364,7 @@ class _Matmul:
         found = _described(dtypes, sizes, a, b, d, settings, bias)
         if found is None:
             return False
-        kernel = _kernel(build, *found)
+        kernel = library_kernel(build, *found)
         lowering.call(self._region, build, kernel, outputs, LIBRARY)
         return True
 
@@ -365,11 +384,11 @@ class _Joint:
         spec, (out,), weight = matmul_spec(roots[0]), roots[0].outputs, roots[0].inputs[1]
         members = [node for each in self._regions for node in each.members]
         region = Region(members, 0, roots=tuple(roots))
-        _bring_into_memory(lowering, region, spec.a)
+        bring_into_memory(lowering, region, spec.a)
         build = lowering.builder(region)
         at = spec.axes(build)
         (m,), (k,) = map(symbols_of, ([at.m], at.k))
-        a = _strides(spec.left(build, at), (), m, k)
+        a = strides_of(spec.left(build, at), (), m, k)
         rows, depth, columns = _number(spec.m), _number(spec.k[0]), self._columns
         weights = _side_by_side(weight, columns, f"{weight.node.label}.joint")
         results = _side_by_side(out, columns, f"{out.node.label}.joint")
@@ -396,11 +415,11 @@ class _Joint:
                 lowering.copy_into(own, _part(own, biases, first, columns))
             outputs.append((value, _part(value, results, first, columns)))
             first += _number(value.shape[-1])
-        lowering.call(region, build, _kernel(build, *found), outputs, LIBRARY)
+        lowering.call(region, build, library_kernel(build, *found), outputs, LIBRARY)
         return True
 
 
-def _bring_into_memory(lowering: ProgramBuilder, region: Region, value: Value) -> None:
+def bring_into_memory(lowering: ProgramBuilder, region: Region, value: Value) -> None:
     """Store an operand that would be computed, or taken apart, element by element."""
     build = lowering.builder(region)
     element = build.at(value, build.axes(value.shape))
@@ -413,7 +432,7 @@ def _is_affine(index: Dim) -> bool:
     return isinstance(index, int) or all(len(monomial) == 1 for monomial, _ in index.terms)
 
 
-def _kernel(
+def library_kernel(
     build: KernelBuilder, product: Product, operands: tuple[Operand, ...]
 ) -> LibraryProduct:
     """The kernel of a product, whose workspace is a further argument."""
@@ -431,7 +450,7 @@ def _vector(build: KernelBuilder, value: Value) -> Operand:
     return Operand(element.buffer, 0)
 
 
-def _strides(
+def strides_of(
     scalar: Scalar, batch: Sequence[Symbol], row: Symbol, column: Symbol
 ) -> _Strides | None:
     """The place of a matrix whose element is given; ``None``: it is not one in memory."""
@@ -440,7 +459,9 @@ def _strides(
     return _steps(scalar.buffer, scalar.index, batch, row, column)
 
 
-def _stored(store: Store, batch: Sequence[Symbol], row: Symbol, column: Symbol) -> _Strides | None:
+def stored_strides(
+    store: Store, batch: Sequence[Symbol], row: Symbol, column: Symbol
+) -> _Strides | None:
     """The place of a matmul's result; ``None``: it is no matrix, or something is made of it."""
     value = store.value
     if isinstance(value, Apply) and value.op == "cast":

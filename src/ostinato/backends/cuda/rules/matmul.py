@@ -13,13 +13,17 @@ from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_narrow
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
-from ostinato.dtypes import INT8, INT32, UINT8
+from ostinato.dtypes import FLOAT16, INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
+from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.builder import symbols_of
+from ostinato.lower.loopir.builder import cast, symbols_of
+from ostinato.lower.loopir.nodes import Store
+from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
+from ostinato.lower.rules.loops import block_nest
 from ostinato.lower.rules.matmul_kernel import matmul_kernel
-from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
+from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec, scaled_spec
 from ostinato.records import replace
 from ostinato.variables import bounds, floor_div, prod, remainder
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
         byte_rows,
         byte_tiles,
         few_rows,
+        float8_rows,
         group_tiles,
         single_rows,
         tensor_rows,
@@ -50,6 +55,7 @@ else:
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
+    float8_rows = LazyModule("ostinato.backends.cuda.render.float8_rows")
     group_tiles = LazyModule("ostinato.backends.cuda.render.group_tiles")
     single_rows = LazyModule("ostinato.backends.cuda.render.single_rows")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
@@ -93,6 +99,8 @@ class FewRowsMatmul(Matmul):
             return single_rows.launch(self, target)
         if tensor_rows.fits(self, target):
             return tensor_rows.launch(self, target)
+        if float8_rows.fits(self, target):
+            return float8_rows.launch(self, target)
         if byte_rows.fits(self):
             return byte_rows.launch(self, target)
         return few_rows.launch(self, target)
@@ -105,6 +113,8 @@ class FewRowsMatmul(Matmul):
             return single_rows.body(self, target)
         if tensor_rows.fits(self, target):
             return tensor_rows.body(self, target)
+        if float8_rows.fits(self, target):
+            return float8_rows.body(self, target)
         if byte_rows.fits(self):
             return byte_rows.body(self, target)
         return few_rows.body(self, target)
@@ -122,11 +132,36 @@ class MatmulRules:
         self._columns = columns
         self._splits = splits
         self._filters: dict[Value, LoweredBuffer] = {}
+        self._halves: dict[Value, LoweredBuffer] = {}
         self._chunks: dict[tuple[Value, int], LoweredBuffer] = {}
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
         self._lower(lowering, region, matmul_spec(root))
+
+    def scaled(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        """Lower a region around a matmul of 8-bit floats.
+
+        Many rows are multiplied as float16, which all of these numbers are, by tensor cores, and
+        summed in float32: both operands are widened in memory first.
+        """
+        spec = scaled_spec(root)
+        if bounds(spec.m)[1] <= FEW_ROWS or spec.n == 1:
+            self._lower(lowering, region, spec)
+            return
+        halves = {value: self._in_float16(lowering, value) for value in (spec.a, spec.b)}
+        build, outputs = lowering.builder(region, halves), lowering.region_outputs(region)
+        kernel = matmul_kernel(TiledMatmul, build, spec, outputs, lowering.variables)
+        wide = kernel.rewritten(lambda load: replace(load, dtype=FLOAT16))
+        lowering.call(region, build, wide, outputs)
+
+    def _in_float16(self, lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
+        """A matrix of 8-bit floats as float16, made once outside of nested graphs."""
+        if lowering.nested:
+            return _in_float16(lowering, value)
+        if value not in self._halves:
+            self._halves[value] = _in_float16(lowering, value)
+        return self._halves[value]
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution, as an implicit matmul."""
@@ -207,6 +242,20 @@ class MatmulRules:
             lowering.copy_into(b, buffer)
             self._filters[b] = buffer
         return {b: self._filters[b]}
+
+
+def _in_float16(lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
+    """A matrix of 8-bit floats as float16, in memory of its own."""
+    label = f"{value.node.label}.float16"
+    buffer = LoweredBuffer(TensorType(FLOAT16, value.shape), Role.TEMP, label)
+    build = lowering.helper_builder()
+    indices = build.axes(value.shape)
+    number = cast(build.at(value, indices), FLOAT16)
+    position = build.argument(buffer, writes=True)
+    store = Store(position, linear_index(value.shape, indices), number)
+    nest = block_nest(build, symbols_of(indices), [store], lowering.variables)
+    lowering.helper_call(value.node, "widen", build, nest)
+    return buffer
 
 
 def _is_fixed(lowering: ProgramBuilder, value: Value) -> bool:

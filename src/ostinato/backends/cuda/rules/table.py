@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         expert_rules,
         library,
         recurrent,
+        scaled_products,
         segments,
         selection,
         topk,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from ostinato.lower.fusion.regions import Refusal, Region
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.lower.rules import sums_of_products
+    from ostinato.lower.rules import matmul_spec, sums_of_products
     from ostinato.lower.rules.table import Rule
     from ostinato.ops import convolution
     from ostinato.variables import Symbol
@@ -57,8 +58,10 @@ else:
     expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
     library = LazyModule("ostinato.backends.cuda.rules.library")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
+    scaled_products = LazyModule("ostinato.backends.cuda.rules.scaled_products")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
+    matmul_spec = LazyModule("ostinato.lower.rules.matmul_spec")
     sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
     weight_rules = LazyModule("ostinato.backends.cuda.rules.weight_rules")
@@ -123,7 +126,7 @@ def lower_for_cuda(
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
-        table = _with_library(table, settings)
+        table = _with_library(table, settings, columns)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     of_experts = {layer.ids for layer in layers.called}
     read = without_unread(program.calls, _needed(program) | of_experts)
@@ -157,20 +160,31 @@ def _convolution_gains(node: Node) -> tuple[float, float]:
     return _DEPTHWISE_GAINS if convolution.is_depthwise(node) else _GAINS
 
 
-def _with_library(table: RuleTable, settings: CudaLowering) -> RuleTable:
+def _with_library(
+    table: RuleTable, settings: CudaLowering, columns: column_order.ColumnOrder | None
+) -> RuleTable:
     """The rule table with a library for the products that suit it."""
-    assert settings.library is not None
+    used = settings.library
+    assert used is not None
     otherwise = table.find("matmul")
     assert otherwise is not None
-    products = library.LibraryRules(settings.library, otherwise)
+    products = library.LibraryRules(used, otherwise)
     rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
+    if used.float8 and columns is not None:
+        scaled = scaled_products.ScaledRules(used, columns, table.rules["scaled_matmul"])
+        rules["scaled_matmul"] = scaled.matmul
     return replace(
         table,
         rules=rules,
         multi_root=products.horizontally if settings.shared.in_place else None,
-        by_library=library.suits,
+        by_library=partial(_suits_library, settings=used),
         library_epilogue=library.adds_bias,
     )
+
+
+def _suits_library(node: Node, settings: LibrarySettings) -> bool:
+    """Whether a library computes a matmul, to all that its types say."""
+    return library.suits(node) or scaled_products.suits_scaled(node, settings)
 
 
 def _finalised(call: Call, settings: CudaLowering, helper: Role) -> list[Call]:
@@ -216,6 +230,12 @@ def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> N
     sums_of_products.lower_blockwise_matmul(lowering, region, root)
 
 
+def _scaled_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    build, outputs = lowering.builder(region), lowering.region_outputs(region)
+    nest = matmul_spec.scaled_spec(root).loop_nest(build, outputs, lowering.variables)
+    lowering.call(region, build, nest, outputs)
+
+
 _DEVICE = "the CUDA device"
 
 #: Gains of channels last, in the time that a strided access of an element costs.
@@ -235,6 +255,7 @@ _RULES: dict[str, Rule] = {
     "non_max_suppression": _suppression,
     "recurrent_scan": _recurrent,
     "blockwise_matmul": _blockwise_matmul,
+    "scaled_matmul": _scaled_matmul,
 }
 
 _EXPERT_OPS = ("expert_mlp", "grouped_matmul")

@@ -39,6 +39,7 @@ def weight_rules(columns: ColumnOrder, *, splits: bool = True) -> Mapping[str, R
         "conv": rules.convolution,
         "integer_conv": rules.convolution,
         "blockwise_matmul": rules.blockwise,
+        "scaled_matmul": rules.scaled,
     }
 
 
@@ -54,6 +55,10 @@ class _WeightRules:
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
         self._matmuls.matmul(lowering, region, root)
+
+    def scaled(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        """Lower a region around a matmul of 8-bit floats."""
+        self._matmuls.scaled(lowering, region, root)
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution."""

@@ -9,6 +9,7 @@ from ostinato.frontends.onnx.converters.casts import saturated_cast
 from ostinato.frontends.onnx.converters.contraction import window_arguments
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.leaves import CONSTANT
+from ostinato.ops.affine import is_zero
 from ostinato.ops.base import normalize_axis
 from ostinato.records import dataclass, replace
 
@@ -51,7 +52,9 @@ class Affine:
         g = call.g
         if q.dtype.is_integer:
             return g.dequantize(q, self.scale, self.zero_point)
-        wide = g.cast(q, FLOAT32) - g.cast(self.zero_point, FLOAT32)
+        wide = g.cast(q, FLOAT32)
+        if not is_zero(self.zero_point):
+            wide = wide - g.cast(self.zero_point, FLOAT32)
         return g.cast(wide * g.cast(self.scale, FLOAT32), self.scale.dtype)
 
     def quantized(self, call: Call, x: Value) -> Value:
@@ -64,7 +67,8 @@ class Affine:
         bits = _INTEGER_BITS.get(target.name)
         if bits is not None:
             codes = g.round(codes)
-        codes = codes + g.cast(self.zero_point, FLOAT32)
+        if not is_zero(self.zero_point):
+            codes = codes + g.cast(self.zero_point, FLOAT32)
         if bits is None:
             return saturated_cast(call, codes, target)
         least = 0 if target.name.startswith("u") else -(1 << (bits - 1))

@@ -113,6 +113,29 @@ def _addmm_wide(
     return _added(call, x, call.g.matmul(a, b), beta, alpha)
 
 
+def _scaled_product(
+    call: Call,
+    self: Value,
+    mat2: Value,
+    scale_a: Value,
+    scale_b: Value,
+    bias: Value | None = None,
+    scale_result: Value | None = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Value:
+    """A product of 8-bit floats, scaled by a number each or by rows and columns."""
+    g = call.g
+    if call.dtype.is_narrow or scale_result is not None:
+        raise GraphError(f"_scaled_mm gives float32, float16 or bfloat16 here, not {call.dtype}")
+    left = scale_a if prod(scale_a.shape) != 1 else g.reshape(scale_a, ())
+    right = g.reshape(scale_b, () if prod(scale_b.shape) == 1 else (mat2.shape[1],))
+    if bias is None:
+        return g.scaled_matmul(self, mat2, left, right, call.dtype)
+    wide = g.scaled_matmul(self, mat2, left, right)
+    return g.cast(g.add(wide, g.cast(bias, wide.dtype)), call.dtype)
+
+
 def _addmm_activated(
     call: Call,
     self: Value,
@@ -309,6 +332,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.addmm.dtype": _addmm_wide,
     "aten.baddbmm.dtype": _addmm_wide,
     "aten._addmm_activation": _addmm_activated,
+    "aten._scaled_mm": _scaled_product,
     "aten.addmv": of_one_dtype(_addmv),
     "aten.baddbmm": of_one_dtype(_baddbmm),
     "aten.addbmm": of_one_dtype(_addbmm),
