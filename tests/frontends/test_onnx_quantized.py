@@ -34,12 +34,14 @@ class Case:
         info = np.iinfo(dtype)
         return self.put(self.rng.integers(info.min, info.max + 1, shape, dtype), stored=stored)
 
-    def narrow(self, shape: Sequence[int], dtype: type, bits: int = 7) -> Array:
-        """Stored weights of fewer bits: without VNNI, ONNX Runtime's 16-bit sums saturate."""
+    def narrow(
+        self, shape: Sequence[int], dtype: type, bits: int = 7, *, stored: bool = True
+    ) -> Array:
+        """Integers of fewer bits: without VNNI, ONNX Runtime's 16-bit sums saturate."""
         half = 1 << (bits - 1)
         middle = 128 if dtype is np.uint8 else 0
         values = self.rng.integers(middle - half, middle + half, shape).astype(dtype)
-        return self.put(values, stored=True)
+        return self.put(values, stored=stored)
 
     def floats(self, shape: Sequence[int], *, stored: bool = False) -> Array:
         return self.put(self.rng.standard_normal(shape).astype(np.float32), stored=stored)
@@ -158,7 +160,7 @@ def test_matmul_integer(left: type, right: type, shape: tuple[int, int, int]) ->
     for stored, by_column in ((True, True), (False, False)):
         case = Case(k)
         case.integers((2, m, k), left)
-        case.narrow((k, n), right) if stored else case.integers((2, k, n), right)
+        case.narrow((k, n) if stored else (2, k, n), right, stored=stored)
         case.zero(left)
         case.zero(right, (n,) if by_column else ())
         check(case, case.model("MatMulInteger"))

@@ -11,7 +11,7 @@ from ostinato.errors import CaptureError, InputError, VariableError
 from ostinato.ir.binding import variable_values
 from ostinato.plan.device_array import CUDA, DeviceArray, device_of, on_host
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
-from ostinato.records import dataclass
+from ostinato.runtime.arena_outputs import ArenaOutputs, read_only
 from ostinato.runtime.signature import NO_VALUES
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.runtime.handles import Handles
     from ostinato.runtime.signature import Live, Signature
 
-__all__ = ["Execution", "PreparedRun", "listed", "nothing", "read_only"]
+__all__ = ["Execution", "PreparedRun", "listed", "nothing"]
 
 
 class PreparedRun(NamedTuple):
@@ -420,20 +420,7 @@ class Execution:
         results = self._arena_outputs
         if results is None or results.live is not live:
             executable = self.executable.at(live.variables)
-            arena, offsets = executable.arena, executable.result_offsets
-            flat = {
-                position: (type_.max_bytes // type_.dtype.itemsize,)
-                for position, type_ in live.data_sized.items()
-            }
-            arrays = [
-                np.ndarray(flat.get(i, shape), dtype, arena, offset)
-                for i, (offset, (shape, dtype)) in enumerate(
-                    zip(offsets, live.outputs, strict=True)
-                )
-            ]
-            slots = [(o, array.size) for o, array in zip(offsets, arrays, strict=True)]
-            views = [*map(read_only, arrays)]
-            results = self._arena_outputs = ArenaOutputs(live, arrays, views, slots)
+            results = self._arena_outputs = ArenaOutputs.of(executable, live)
         return results
 
     def adopted(self, arrays: Any) -> Any:
@@ -504,23 +491,6 @@ class Execution:
         return InputError(self.signature.overlap(inputs, outputs) or str(error))
 
 
-@dataclass(frozen=True, eq=False)
-class ArenaOutputs:
-    """The memory in an arena for outputs of certain shapes.
-
-    Attributes:
-        live: the shapes.
-        arrays: on the memory of each.
-        views: the same, not to be written.
-        slots: for each its offset in the arena, in bytes, and its number of elements.
-    """
-
-    live: Live
-    arrays: list[Array]
-    views: list[Array]
-    slots: list[tuple[int, int]]
-
-
 def _is_on_device(array: object) -> bool:
     """Whether it is an array in memory of a device."""
     if type(array) is np.ndarray:
@@ -538,10 +508,3 @@ def listed(arrays: object) -> Iterable[Any]:
 def nothing(live: Live) -> list[None]:
     """No array for any output: all of them go to the arena."""
     return [None] * len(live.outputs)
-
-
-def read_only(array: Array) -> Array:
-    """A view that can not be made writable."""
-    octets: Any = array.reshape(-1).view(np.uint8)
-    readable = np.frombuffer(memoryview(octets).toreadonly(), np.uint8)
-    return readable.view(array.dtype).reshape(array.shape)
