@@ -19,7 +19,7 @@ __all__ = ["emit_interleaved"]
 
 
 def emit_interleaved(builder: ir.IRBuilder, chains: Iterable[Callable[[], None]]) -> None:
-    """Emit several chains, and put their instructions in turn.
+    """Emit several chains, and alternate between their instructions.
 
     Chains of several basic blocks, and chains that store, stay one behind the other.
 
@@ -36,10 +36,10 @@ def emit_interleaved(builder: ir.IRBuilder, chains: Iterable[Callable[[], None]]
     emitted = instructions[ends[0] :]
     if builder.block is block and not any(isinstance(i, ir.StoreInstr) for i in emitted):
         parts = [instructions[a:b] for a, b in pairwise(ends)]
-        instructions[ends[0] :] = _in_turn(parts)
+        instructions[ends[0] :] = _alternating(parts)
 
 
-def _in_turn(chains: Sequence[Sequence[ir.Instruction]]) -> list[ir.Instruction]:
+def _alternating(chains: Sequence[Sequence[ir.Instruction]]) -> list[ir.Instruction]:
     """An instruction of each chain in turn, each behind its operands."""
     missing = {id(instruction) for chain in chains for instruction in chain}
     order: list[ir.Instruction] = []

@@ -7,7 +7,7 @@ Plain arithmetic carries no fast-math flags: what the user wrote is what runs.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
@@ -29,7 +29,6 @@ from ostinato.backends.cpu.llvm.types import (
     register_type,
     vector_of,
 )
-from ostinato.backends.cpu.llvm.uniform_division import divide_by_one
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, DType, promote
 from ostinato.records import dataclass
 
@@ -49,9 +48,6 @@ __all__ = [
 ]
 
 _FIRST = I32(0)
-
-#: The float32 of a vector of AVX-512, whose division takes longer than five multiply-adds.
-_WIDE_LANES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,18 +116,10 @@ class Lane(Element):
         return _arithmetic(self, other, "fmul", "mul", "and_")
 
     def __truediv__(self, other: Operand) -> Lane:
-        if self._shares_wide_divisor(other):
-            return self.like(divide_by_one(self.builder, self.value, other.value))
         x, y = align(self, other)
         if not x.dtype.is_float:
             x, y = x.astype(FLOAT32), y.astype(FLOAT32)
         return x.like(x.builder.fdiv(x.value, y.value))
-
-    def _shares_wide_divisor(self, other: Operand) -> TypeGuard[Lane]:
-        """Whether this is a vector of 512 bits of float32, and ``other`` one float32 for all."""
-        if not isinstance(other, Lane) or other.lanes != 1 or self.lanes != _WIDE_LANES:
-            return False
-        return self.dtype == other.dtype == FLOAT32
 
     def __floordiv__(self, other: Operand) -> Lane:
         x, y = align_numeric(self, other)

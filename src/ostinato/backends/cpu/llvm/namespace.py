@@ -1,7 +1,7 @@
 """The array namespace ``xp`` that op rules receive when they emit LLVM instructions.
 
-float32 ``sin``, ``cos`` and ``tan`` add basic blocks, and so do divisions by one float32 on vectors
-of AVX-512: keep no reference to the builder's block across an op rule.
+float32 ``sin``, ``cos`` and ``tan`` add basic blocks: keep no reference to the builder's block
+across an op rule.
 """
 
 from __future__ import annotations

@@ -13,17 +13,22 @@ from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, round_to, where
 from ostinato.backends.cpu.llvm.memory import address, gather, load, scatter, splat, store
 from ostinato.backends.cpu.llvm.scopes import Mask, Scope
 from ostinato.backends.cpu.llvm.types import I1, I32, I64, call_intrinsic, register_type
-from ostinato.dtypes import BOOL, DType
+from ostinato.backends.cpu.llvm.uniform_division import divide_by_one
+from ostinato.dtypes import BOOL, FLOAT32, DType
 from ostinato.errors import OstinatoError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.lower.loopir.dependences import Dependences
-    from ostinato.lower.loopir.nodes import Guard, IndexValue
+    from ostinato.lower.loopir.nodes import Apply, Guard, IndexValue
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["Scalars", "condition_mask"]
+
+
+#: The float32 of a vector of AVX-512, whose division takes longer than five multiply-adds.
+_WIDE_LANES = 16
 
 
 class Scalars(ScalarCode[Lane, Scope]):
@@ -36,6 +41,10 @@ class Scalars(ScalarCode[Lane, Scope]):
         namespace: the ``xp`` of the ops' rules.
         buffers: the addresses of the arguments, then of the temps.
         dependences: of the nest that the expressions belong to.
+
+    Attributes:
+        long_run: whether what is emitted now runs for many vectors, so that it pays to prepare a
+            divisor that all of them share.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class Scalars(ScalarCode[Lane, Scope]):
         self.builder = builder
         self.indices = Indices(builder, self)
         self._buffers = buffers
+        self.long_run = False
 
     # -- values -----------------------------------------------------------------------------
 
@@ -59,6 +69,13 @@ class Scalars(ScalarCode[Lane, Scope]):
         if isinstance(found, Lane):
             return round_to(found, dtype)
         return splat(self.builder, found, dtype, 1)
+
+    def _apply(self, scalar: Apply, scope: Scope) -> Lane:
+        if self.long_run and scalar.op == "divide":
+            x, y = (self.value(operand, scope) for operand in scalar.operands)
+            if x.lanes == _WIDE_LANES and y.lanes == 1 and x.dtype == y.dtype == FLOAT32:
+                return x.like(divide_by_one(self.builder, x.value, y.value))
+        return super()._apply(scalar, scope)
 
     def _position(self, scalar: IndexValue, scope: Scope) -> Lane:
         return self.indices.vector(scalar.index, scope).astype(scalar.dtype)

@@ -49,6 +49,10 @@ __all__ = ["StageEmitter"]
 
 _NAMESPACE = LaneNamespace()
 
+_LONG_RUN = 32
+"""Vectors of a row from which on it pays to prepare divisors: with 64, a softmax takes 0.77 times
+as long on Emerald Rapids, with 8 it took 1.1 times."""
+
 _LONGEST_WRITTEN_OUT = 7
 """Iterations of a loop over a window that are written out, so that they share what they load."""
 
@@ -120,7 +124,9 @@ class StageEmitter:
             for strip in strips:
                 for vector in range(strip.unroll):
                     self._start_reduction(run, reduction, strip.width, vector)
+        self.scalars.long_run = max_extent(last) >= _LONG_RUN * plan.width
         self._loops(run, stage.axes, point, [])
+        self.scalars.long_run = False
         for reduction in _reductions(stage):
             running = [f for (r, _, _), f in run.running.items() if r is reduction]
             if not running:

@@ -254,11 +254,11 @@ def _dominant_size(dtypes: Iterable[DType]) -> int:
 def _unroll(statements: Sequence[Statement], vectors: int, *, columns: bool) -> int:
     """Vectors at a time that keep the units busy, of so many in a run.
 
-    Out-of-order execution overlaps the passes of a map of short ops by itself. Long ops are chains
-    of instructions that it does not: several are interleaved, unless they are so few that
-    compiling them takes longer. A reduction must not wait for its own last step, and one
-    down columns should use all that it touches of a memory page (480 × 4096 float32: 265 µs with
-    four vectors at a time, 160 µs with eight).
+    Out-of-order execution overlaps the passes of a map of short ops by itself, but not the chains
+    of instructions that long ops are: several are interleaved, where there are enough vectors to be
+    worth the time of compiling them. A reduction must not wait for its own last step, and one down
+    columns should use all that it touches of a memory page (480 × 4096 float32: 265 µs with four
+    vectors at a time, 160 µs with eight).
     """
     ops = [scalar.op for scalar in _values(statements) if isinstance(scalar, Apply)]
     cost = sum(instructions(ELEMENTWISE[op]) for op in ops)
