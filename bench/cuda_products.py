@@ -1,10 +1,11 @@
 """The CUDA device's kernels of matmuls and attention next to PyTorch's: errors and times.
 
-    python bench/cuda_products.py [--json FILE]
+    python bench/cuda_products.py [--only float8] [--json FILE]
 
-Each case is a kernel or two of the device's own, launched by themselves, and the product by
-cuBLASLt where the device leaves it to that, by the algorithm that the library guesses. Times are
-medians between events, over buffers that together exceed the second-level cache. Needs a GPU,
+Each case is a kernel or a few of the device's own, launched by themselves, and the product by
+cuBLASLt where the device leaves it to that, by the algorithm that the library guesses. 8-bit floats
+are scaled by rows and columns, with bfloat16 results; PyTorch's are those of ``_scaled_mm``. Times
+are medians between events, over buffers that together exceed the second-level cache. Needs a GPU,
 PyTorch and cuda-bindings.
 """
 
@@ -64,6 +65,7 @@ CASES = [
     ),
     *(Case(m, m, m, "float16", False) for m in (512, 1024, 2048)),
     *(Case(m, n, k, "float32", False) for m, n, k in ((128, 768, 768), (2048, 2048, 2048))),
+    *(Case(m, 4096, 4096, "float8_e4m3fn", True) for m in (1, 16, 128, 4096)),
     Case(1000, 1001, 999, "bfloat16", False),
     Case(1000, 1001, 999, "float32", True),
     Case(33, 65, 77, "float64", False),
@@ -112,10 +114,21 @@ def calls_of(case: Case | Heads, *, with_library: bool = False) -> list[Call]:
         right = graph.input("b", shape, case.dtype)
         if case.transposed:
             right = graph.permute_dims(right, (1, 0))
-        graph.set_outputs({"out": graph.matmul(left, right)})
-    library = LibrarySettings() if with_library and find_library() else None
+        if is_float8(case):
+            scales = graph.input("c", (case.m, 1)), graph.input("d", (case.n,))
+            graph.set_outputs({"out": graph.scaled_matmul(left, right, *scales, "bfloat16")})
+        else:
+            graph.set_outputs({"out": graph.matmul(left, right)})
+    library = (
+        LibrarySettings(float8=True, row_scales=True) if with_library and find_library() else None
+    )
     program, _ = lower_for_cuda(graph, CudaLowering(library=library))
     return program.calls
+
+
+def is_float8(case: Case | Heads) -> bool:
+    """Whether a case multiplies 8-bit floats."""
+    return isinstance(case, Case) and case.dtype.startswith("float8")
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -233,12 +246,16 @@ def measure(case: Case | Heads, target: CudaTarget) -> dict[str, object]:
         sizes = [(case.m, case.k), weight, (case.m, case.n)]
         flops = 2 * case.m * case.n * case.k
         dtype = case.dtype
-    elements = sum(math.prod(size) for size in sizes)
-    nbytes = elements * make(1, dtype=dtype).element_size()
+    dtypes = [dtype] * len(sizes)
+    if is_float8(case):
+        sizes[2:2] = [(case.m, 1), (case.n,)]
+        dtypes = [dtype, dtype, "float32", "float32", "bfloat16"]
+    pairs = list(zip(sizes, dtypes, strict=True))
+    nbytes = sum(math.prod(size) * make(1, dtype=kind).element_size() for size, kind in pairs)
     sets = max(4, min(64, -(-_CACHE_BYTES // nbytes)))
-    names = [*"abc"[: len(sizes) - 1], "out"]
+    names = [*"abcd"[: len(sizes) - 1], "out"]
     data = [
-        {name: make(*size, dtype=dtype) for name, size in zip(names, sizes, strict=True)}
+        {name: make(*size, dtype=kind) for name, (size, kind) in zip(names, pairs, strict=True)}
         for _ in range(sets)
     ]
 
@@ -255,7 +272,7 @@ def measure(case: Case | Heads, target: CudaTarget) -> dict[str, object]:
 
     ours(0)
     torch.cuda.synchronize()
-    expected = by_torch(case, *(data[0][name].double() for name in names[:-1]))
+    expected = exactly(case, *(data[0][name].double() for name in names[:-1]))
     error = (data[0]["out"].double() - expected).abs().max() / expected.abs().max()
     ours_us, theirs_us = times(ours, sets), times(theirs, sets)
     uses_library = any(isinstance(call.kernel, LibraryProduct) for call in by_library)
@@ -271,8 +288,20 @@ def measure(case: Case | Heads, target: CudaTarget) -> dict[str, object]:
     }
 
 
+def exactly(case: Case | Heads, *operands: torch.Tensor) -> torch.Tensor:
+    """The result of a case in float64."""
+    if not is_float8(case):
+        return by_torch(case, *operands)
+    left, right, *scales = operands
+    return left @ right.T * scales[0] * scales[1]
+
+
 def by_torch(case: Case | Heads, *operands: torch.Tensor) -> torch.Tensor:
     """The result of a case by PyTorch."""
+    if is_float8(case):
+        left, right, rows, columns = operands
+        scales = {"scale_a": rows, "scale_b": columns[None]}
+        return torch._scaled_mm(left, right.T, **scales, out_dtype=torch.bfloat16)
     if isinstance(case, Heads):
         attend = torch.nn.functional.scaled_dot_product_attention
         return attend(*operands, is_causal=case.causal, enable_gqa=case.heads != case.key_heads)
@@ -283,6 +312,7 @@ def by_torch(case: Case | Heads, *operands: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Measure all cases and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases that have this in their name")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -294,7 +324,7 @@ def main() -> None:
         properties.shared_memory_per_block_optin,
     )
     rows = []
-    for case in (*CASES, *HEADS):
+    for case in (c for c in (*CASES, *HEADS) if arguments.only in str(c)):
         try:
             row = measure(case, target)
         except Exception as problem:  # a broken kernel must not hide the others' numbers

@@ -71,12 +71,12 @@ $left
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const unsigned a[4] = {
-                    ost::halves_of<0>(left[0].at[i], ost::$a()),
-                    ost::halves_of<0>(left[1].at[i], ost::$a()),
-                    ost::halves_of<1>(left[0].at[i], ost::$a()),
-                    ost::halves_of<1>(left[1].at[i], ost::$a()),
-                };
+                unsigned a[4] = {};
+#pragma unroll
+                for (int half = 0; half < $halves; half++) {
+                    a[half] = ost::halves_of<0>(left[half].at[i], ost::$a());
+                    a[half + 2] = ost::halves_of<1>(left[half].at[i], ost::$a());
+                }
 #pragma unroll
                 for (int j = 0; j < $count; j++)
                     ost::multiply_tiles(
