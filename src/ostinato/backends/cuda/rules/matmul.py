@@ -170,6 +170,8 @@ class MatmulRules:
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = matmul_kernel(kind, build, spec, outputs, lowering.variables)
+        if not (few or lowering.nested or kernel.guarded) and kernel.variable_free():
+            kernel = replace(kernel, fixed_right=_is_fixed(lowering, spec.b))
         lowering.call(region, build, kernel, outputs)
 
     def _columns_in_order(

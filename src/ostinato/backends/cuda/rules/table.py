@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.expert_rules import ExpertRules
     from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.cuda.rules import (
+        activated,
         attention,
         column_order,
         expert_rules,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ostinato.ops import convolution
     from ostinato.variables import Symbol
 else:
+    activated = LazyModule("ostinato.backends.cuda.rules.activated")
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     column_order = LazyModule("ostinato.backends.cuda.rules.column_order")
     expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
@@ -123,7 +125,7 @@ def lower_for_cuda(
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
-        table = _with_library(table, settings)
+        table = _with_library(table, settings, graph)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     of_experts = {layer.ids for layer in layers.called}
     read = without_unread(program.calls, _needed(program) | of_experts)
@@ -157,18 +159,20 @@ def _convolution_gains(node: Node) -> tuple[float, float]:
     return _DEPTHWISE_GAINS if convolution.is_depthwise(node) else _GAINS
 
 
-def _with_library(table: RuleTable, settings: CudaLowering) -> RuleTable:
+def _with_library(table: RuleTable, settings: CudaLowering, graph: BaseGraph) -> RuleTable:
     """The rule table with a library for the products that suit it."""
     assert settings.library is not None
     otherwise = table.find("matmul")
     assert otherwise is not None
-    products = library.LibraryRules(settings.library, otherwise)
+    fuses = settings.shared.fusion.epilogue
+    spared = activated.small_activated(graph, live_nodes(graph)) if fuses else ()
+    products = library.LibraryRules(settings.library, otherwise, spared)
     rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
     return replace(
         table,
         rules=rules,
         multi_root=products.horizontally if settings.shared.in_place else None,
-        by_library=library.suits,
+        by_library=products.takes,
         library_epilogue=library.adds_bias,
     )
 
