@@ -175,9 +175,10 @@ class _Lowering:
         if by_library is None:
             regions, refused = form_regions(build.nodes, fusion, on_host=on_host)
         else:
-            apart = replace(fusion, products=False)
+            shares = self.table.shares_epilogue
+            fusion = replace(fusion, products=fusion.products and shares is not None)
             takes = self._takes_epilogue
-            regions, refused = form_regions(build.nodes, apart, takes, on_host)
+            regions, refused = form_regions(build.nodes, fusion, takes, on_host, shares)
         self.refused += refused
         build.fixed = {node for region in regions if region.fixed for node in region.members}
         if fusion.elementwise:
