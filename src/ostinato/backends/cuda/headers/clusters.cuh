@@ -52,27 +52,26 @@ inline void arrive_everywhere(phased_barrier* barrier) {
 #endif
 }
 
-// Waits until a phase has ended at which other blocks arrive, too. No function is called, around which
-// the compiler would wait for the tensor cores.
+// Waits until a phase has ended at which other blocks arrive, too.
 template <int Blocks>
 inline void wait_for_cluster(phased_barrier* barrier, unsigned parity) {
-#ifdef __CUDA_ARCH__
-    unsigned passed = 0, polls = 0;
-    while (!passed) {
-#if __CUDA_ARCH__ >= 900
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p; }"
-            : "=r"(passed)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory"
-        );
-#endif
-        if (++polls == 1u << 24) asm volatile("trap;");
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (Blocks > 1) {
+        unsigned passed = 0, polls = 0;
+        while (!passed) {
+            asm volatile(
+                "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                "selp.u32 %0, 1, 0, p; }"
+                : "=r"(passed)
+                : "r"(shared_address(barrier)), "r"(parity)
+                : "memory"
+            );
+            if (++polls == 1u << 24) waited_in_vain("weights");
+        }
+        return;
     }
-#else
-    barrier_wait(barrier, parity);
 #endif
+    barrier_wait(barrier, parity);
 }
 
 // A block's share of a copy that all blocks of a cluster get; it arrives at the same barrier of each.
