@@ -43,8 +43,6 @@ class CompileOptions:
         segment_experts: let such a kernel have products by chosen matrices, those of experts, too:
             slower on an H100.
         library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
-        wide_products: on GPUs with a kernel for it, compute large matmuls of 16-bit floats by params
-            together with their activation, in place of that library and a kernel behind it.
         time_products: choose among the algorithms of that library by timing a few on this GPU, once
             for each product. The answers are stored beside the cache of kernels. Off: the library
             chooses.
@@ -92,7 +90,6 @@ class CompileOptions:
     segment_exchange: bool = True
     segment_experts: bool = False
     library_products: bool = True
-    wide_products: bool = True
     time_products: bool = True
     tf32: bool = False
     cast_inputs: bool = False

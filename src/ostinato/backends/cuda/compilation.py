@@ -148,8 +148,7 @@ def compile_graph(
     """
     settings = lowering_options(options, has_products=has_products)
     target = toolchain.target
-    able = options.wide_products and target.multiplies_by_groups
-    wide = target.multiprocessors if able else 0
+    wide = target.multiprocessors if target.multiplies_by_groups else 0
     settings = replace(settings, experts=experts, keep_ids=True, wide_products=wide)
     lower = partial(lower_for_cuda, settings=settings)
     lowered = lower_graph(
