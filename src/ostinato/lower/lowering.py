@@ -175,10 +175,9 @@ class _Lowering:
         if by_library is None:
             regions, refused = form_regions(build.nodes, fusion, on_host=on_host)
         else:
-            shares = self.table.shares_epilogue
-            fusion = replace(fusion, products=fusion.products and shares is not None)
+            apart = replace(fusion, products=False)
             takes = self._takes_epilogue
-            regions, refused = form_regions(build.nodes, fusion, takes, on_host, shares)
+            regions, refused = form_regions(build.nodes, apart, takes, on_host)
         self.refused += refused
         build.fixed = {node for region in regions if region.fixed for node in region.members}
         if fusion.elementwise:

@@ -140,7 +140,6 @@ def form_regions(
     options: FusionOptions,
     takes_epilogue: Callable[[Region, Node], bool] | None = None,
     on_host: Callable[[Node], bool] | None = None,
-    shares_epilogue: Callable[[Sequence[Node]], bool] | None = None,
 ) -> tuple[list[Region], list[Refusal]]:
     """Regions in an order in which they can run, and the fusions that were refused.
 
@@ -151,11 +150,10 @@ def form_regions(
         options: the fusions that are on.
         takes_epilogue: whether the device's kernel of a region with a root takes a reader as well;
             by default, that is for the root's op to say.
-        on_host, shares_epilogue: see :class:`~ostinato.lower.rules.table.RuleTable`.
+        on_host: see :class:`~ostinato.lower.rules.table.RuleTable`.
     """
     factors = epilogue_factors(nodes) if options.row_factors and options.epilogue else set()
-    stored = _stored_producers(nodes)
-    former = _Former(options, stored, factors, takes_epilogue, on_host, shares_epilogue)
+    former = _Former(options, _stored_producers(nodes), factors, takes_epilogue, on_host)
     for node in nodes:
         if not is_transparent(node):
             former.add(node)
@@ -186,14 +184,12 @@ class _Former:
         factors: set[Node],
         takes_epilogue: Callable[[Region, Node], bool] | None,
         on_host: Callable[[Node], bool] | None,
-        shares_epilogue: Callable[[Sequence[Node]], bool] | None,
     ) -> None:
         self.options = options
         self._stored = stored
         self._factors = factors
         self._takes_epilogue = takes_epilogue
         self._on_host = on_host
-        self._shares_epilogue = shares_epilogue
         self.refused: list[Refusal] = []
         self._position: dict[Node, int] = {}
         self._readers: dict[Node, list[Node]] = {}
@@ -313,8 +309,7 @@ class _Former:
 
     def _share_epilogue(self, roots: Sequence[Node]) -> bool:
         """Whether one epilogue may take the sums of all these matmuls."""
-        able = self._shares_epilogue is None or self._shares_epilogue(roots)
-        return able and self.options.products and share_epilogue(roots, self._fixed)
+        return self.options.products and share_epilogue(roots, self._fixed)
 
     def _order_refusal(self, merged: Region) -> str:
         members = set(merged.members)

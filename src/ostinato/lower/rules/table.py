@@ -52,8 +52,6 @@ class RuleTable:
         by_library: whether a library computes a root. Where a device has a library, the matmuls
             that it computes are those that are horizontally fused.
         library_epilogue: whether the library takes the one reader of a root; ``None``: none.
-        shares_epilogue: where a device has a library, whether a kernel of its own takes these
-            matmuls with an epilogue of them all; ``None``: none does.
         on_host: whether the host computes a node in place of the device. It shares no kernel with
             nodes of the device then, whose results have other bits there.
     """
@@ -64,7 +62,6 @@ class RuleTable:
     layout_gains: LayoutGains | None = None
     by_library: Callable[[Node], bool] | None = None
     library_epilogue: Callable[[Node, Node], bool] | None = None
-    shares_epilogue: Callable[[Sequence[Node]], bool] | None = None
     on_host: Callable[[Node], bool] | None = None
 
     def find(self, op: str) -> Rule | None:

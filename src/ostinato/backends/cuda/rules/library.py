@@ -153,14 +153,9 @@ class LibraryRules:
         """Whether a node is a matmul for the library."""
         return suits(node) and node not in self._spared
 
-    def shares_epilogue(self, roots: Sequence[Node]) -> bool:
-        """Whether a kernel of the device takes these matmuls with an epilogue of them all."""
-        return all(root in self._wide for root in roots)
-
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
-        if root in self._wide:
-            lower_wide(lowering, region, [root], self._multiprocessors)
+        if root in self._wide and lower_wide(lowering, region, [root], self._multiprocessors):
             return
         found = None
         whole = region.members == [root] or _bias_of(region) is not None
@@ -172,10 +167,6 @@ class LibraryRules:
     def horizontally(self, lowering: ProgramBuilder, regions: Sequence[Region]) -> None:
         """Lower matmuls of the same rows as one, by weights side by side."""
         roots = [root for region in regions for root in region.roots]
-        if self.shares_epilogue(roots):
-            (region,) = regions
-            lower_wide(lowering, region, roots, self._multiprocessors)
-            return
         targets = [_plain_target(lowering, region) for region in regions]
         biases = [_bias_of(region) for region in regions]
         alone = all(region.members == list(region.roots) for region in regions)

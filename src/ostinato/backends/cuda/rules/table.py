@@ -183,7 +183,6 @@ def _with_library(table: RuleTable, settings: CudaLowering, graph: BaseGraph) ->
         multi_root=products.horizontally if settings.shared.in_place else None,
         by_library=products.takes,
         library_epilogue=library.adds_bias,
-        shares_epilogue=products.shares_epilogue,
     )
 
 

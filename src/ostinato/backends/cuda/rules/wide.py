@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import cast, symbols_of
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 else:
     wide_tiles = LazyModule("ostinato.backends.cuda.render.wide_tiles")
 
-__all__ = ["WideMatmul", "has_tiles", "lower_wide", "tile_columns"]
+__all__ = ["WideMatmul", "lower_wide", "tile_columns"]
 
 #: Products of a chunk, and of a slice.
 _CHUNK, _SLICE = 8, 64
@@ -79,8 +78,8 @@ class WideMatmul(Matmul):
         return wide_tiles.source(self, target)
 
 
-def tile_columns(rows: int, columns: int, multiprocessors: int, operands: int = 1) -> int:
-    """The columns of tiles with which a matmul ends first.
+def tile_columns(rows: int, columns: int, multiprocessors: int, operands: int = 1) -> int | None:
+    """The columns of tiles with which a matmul ends first; ``None``: it has no whole tiles.
 
     Args:
         rows, columns: of the result.
@@ -93,44 +92,34 @@ def tile_columns(rows: int, columns: int, multiprocessors: int, operands: int = 
     def time(width: int) -> int:
         return -(-row_tiles * (columns * operands // width) // clusters) * (width + _BESIDES)
 
-    return min(able, key=time)
-
-
-def has_tiles(node: Node) -> bool:
-    """Whether a matmul is of rows by a param or constant that has whole tiles and slices."""
-    spec = matmul_spec(node)
-    if spec.batch or len(spec.k) != 1 or spec.b.node.op not in (PARAM, CONSTANT):
-        return False
-    columns, depth = spec.n, spec.k[0]
-    known = isinstance(spec.m, int) and isinstance(columns, int) and isinstance(depth, int)
-    return known and columns % _COLUMNS[-1] == 0 and depth % _SLICE == 0
+    return min(able, key=time, default=None)
 
 
 def lower_wide(
     lowering: ProgramBuilder, region: Region, roots: Sequence[Node], multiprocessors: int
-) -> None:
-    """Lower a region around matmuls of the same rows.
+) -> bool:
+    """Lower a region around matmuls of the same rows; nothing where the operands do not suit.
 
     Args:
         lowering: appends the calls.
         region: the matmuls and their epilogue.
-        roots: the matmuls, one or two, which have whole tiles.
+        roots: the matmuls, one or two.
         multiprocessors: of the GPU.
     """
     specs = [matmul_spec(root) for root in roots]
     first = specs[0]
     rows, columns, depth = first.m, first.n, first.k[0]
-    assert isinstance(rows, int)
-    assert isinstance(columns, int)
-    assert isinstance(depth, int)
+    if first.batch or len(first.k) != 1 or lowering.nested:
+        return False
+    if not (isinstance(rows, int) and isinstance(columns, int) and isinstance(depth, int)):
+        return False
     width = tile_columns(rows, columns, multiprocessors, len(roots))
     build = lowering.builder(region)
     at = first.axes(build)
-    (m,), (n,), (k,) = symbols_of([at.m]), symbols_of([at.n]), symbols_of(at.k)
-    if not _in_chunks(first.left(build, at), m, k):
-        lowering.copy(first.a)
-    build = lowering.builder(region)
     left = first.left(build, at)
+    (m,), (n,), (k,) = symbols_of([at.m]), symbols_of([at.n]), symbols_of(at.k)
+    if width is None or depth % _SLICE or not _in_chunks(left, m, k):
+        return False
     weights = _in_tiles(lowering, specs, width)
     outputs = lowering.region_outputs(region)
     share = width // len(roots)
@@ -160,6 +149,7 @@ def lower_wide(
         tile_columns=width,
     )
     lowering.call(region, build, kernel, outputs)
+    return True
 
 
 def _in_chunks(left: Scalar, m: Symbol, k: Symbol) -> bool:
