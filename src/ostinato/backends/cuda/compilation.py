@@ -147,9 +147,7 @@ def compile_graph(
         InputError: params in a file of experts are used for more than that, or do not fit a budget.
     """
     settings = lowering_options(options, has_products=has_products)
-    target = toolchain.target
-    wide = target.multiprocessors if target.multiplies_by_groups else 0
-    settings = replace(settings, experts=experts, keep_ids=True, wide_products=wide)
+    settings = replace(settings, experts=experts, keep_ids=True)
     lower = partial(lower_for_cuda, settings=settings)
     lowered = lower_graph(
         graph, options, device, CAPABILITIES, lower, resident=_resident, built=built

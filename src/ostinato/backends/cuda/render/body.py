@@ -92,18 +92,16 @@ class Body:
             types[position] = f"ost::inbox<{read}>"
         return types
 
-    def kernel(self, name: str, before: str = "", cluster: int = 1) -> str:
+    def kernel(self, name: str, before: str = "") -> str:
         """CUDA C++ with the kernel ``name``.
 
         Args:
             name: its symbol.
             before: functions that it calls.
-            cluster: neighbouring blocks that reach each other's shared memory.
         """
-        clusters = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
         lines = [
             f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident}) '
-            f"{clusters}{name}({', '.join(self.parameters)}) {{",
+            f"{name}({', '.join(self.parameters)}) {{",
             "    [[maybe_unused]] const ost::place own = {blockIdx.x}, all = {gridDim.x};",
         ]
         if self.start:

@@ -56,7 +56,6 @@ def function(
     before: str = "",
     resident: int = 1,
     early: bool = False,
-    cluster: int = 1,
 ) -> str:
     """The source of a kernel.
 
@@ -69,10 +68,9 @@ def function(
         before: functions that the body calls.
         resident: blocks that a multiprocessor is to run at a time.
         early: whether it is launched so that it starts before those in front of it have ended.
-        cluster: neighbouring blocks that reach each other's shared memory.
     """
     made = body_of(kernel, body, sizes, threads, types, resident, early=early)
-    return made.kernel(kernel.name, before, cluster)
+    return made.kernel(kernel.name, before)
 
 
 def body_of(

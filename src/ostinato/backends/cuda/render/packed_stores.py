@@ -66,7 +66,7 @@ def packed_stores(
         lanes: see :func:`store_lanes`.
         depth: of the statements, in blocks.
         names: by axis, the variable that has its value, of columns the first one's.
-        totals: the pack that has the sums; those of further right operands have a number behind.
+        totals: the pack that has the sums.
     """
     point = frame.point(depth, names)
     writer, scalars, dialect = point.writer, point.scalars, point.scalars.code.dialect
@@ -94,11 +94,11 @@ def packed_stores(
         for load, name in loads:
             element = dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
             inside.values[id(load)] = scalars.code.keep(load.dtype, element)
+        total = CValue(scalars.code, f"{totals}.at[{lane}]", results.acc)
         for store, name in zip(stores, stored, strict=True):
             for scalar in reached(roots(store)):
                 if isinstance(scalar, Accumulator):
-                    total = f"{totals}{scalar.number or ''}.at[{lane}]"
-                    inside.values[id(scalar)] = CValue(scalars.code, total, results.acc)
+                    inside.values[id(scalar)] = total
             dtype = dtypes[store.buffer]
             value = scalars.value(store.value, inside).astype(dtype)
             writer.line(f"{name}.at[{lane}] = {dialect.to_memory(value.text, dtype)};")

@@ -7,7 +7,7 @@ than a small product gains by the library.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.rules.library import adds_bias, suits
 from ostinato.dtypes import BFLOAT16, FLOAT16
@@ -18,26 +18,14 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import BaseGraph, Node, Value
 
-__all__ = ["Activated", "find_activated"]
+__all__ = ["small_activated"]
 
 #: The operations up to which one kernel is faster than a library's and another one.
 _MOST_OPERATIONS = 700_000_000
 
 
-class Activated(NamedTuple):
-    """Matmuls that a library could compute, and that have an activation.
-
-    Attributes:
-        small: those that any of the device's kernels computes sooner.
-        large: those for a kernel with the library's speed.
-    """
-
-    small: frozenset[Node] = frozenset()
-    large: frozenset[Node] = frozenset()
-
-
-def find_activated(graph: BaseGraph, nodes: Sequence[Node]) -> Activated:
-    """The matmuls of 16-bit floats that a library could compute, and that have an activation.
+def small_activated(graph: BaseGraph, nodes: Sequence[Node]) -> frozenset[Node]:
+    """The matmuls that a library could compute and that are best computed with their activation.
 
     Args:
         graph: theirs.
@@ -50,24 +38,18 @@ def find_activated(graph: BaseGraph, nodes: Sequence[Node]) -> Activated:
     results = set(graph.results())
     alone = {value: found[0] for value, found in readers.items() if len(found) == 1}
     alone = {value: reader for value, reader in alone.items() if value not in results}
-    found = [
+    return frozenset(
         node
         for node in nodes
-        if suits(node) and _is_short(node) and _is_activated(node, alone, readers)
-    ]
-    small = frozenset(node for node in found if _operations(node) <= _MOST_OPERATIONS)
-    return Activated(small, frozenset(found) - small)
+        if suits(node) and _is_small(node) and _is_activated(node, alone, readers)
+    )
 
 
-def _is_short(node: Node) -> bool:
-    """Whether a matmul is of 16-bit floats."""
-    return node.outputs[0].dtype in (FLOAT16, BFLOAT16)
-
-
-def _operations(node: Node) -> int:
-    """The operations of a matmul of numbers as sizes."""
+def _is_small(node: Node) -> bool:
+    """Whether a matmul of numbers as sizes is of 16-bit floats, and of few operations."""
     (a, _), (out,) = node.inputs, node.outputs
-    return 2 * math.prod(size for size in (*out.shape, a.shape[-1]) if isinstance(size, int))
+    sizes = [size for size in (*out.shape, a.shape[-1]) if isinstance(size, int)]
+    return out.dtype in (FLOAT16, BFLOAT16) and 2 * math.prod(sizes) <= _MOST_OPERATIONS
 
 
 def _is_activated(

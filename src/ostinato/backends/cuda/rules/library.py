@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ostinato.backends.cuda.abi import is_guarded
 from ostinato.backends.cuda.product import Matrix, Product
-from ostinato.backends.cuda.rules.wide import lower_wide
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.ir.types import TensorType
@@ -131,8 +130,6 @@ class LibraryRules:
         settings: how.
         otherwise: lowers a region whose matrices are not as the library takes them.
         spared: matmuls that are not for the library.
-        wide: those of them that a kernel with its speed computes.
-        multiprocessors: of the GPU.
     """
 
     def __init__(
@@ -140,14 +137,10 @@ class LibraryRules:
         settings: LibrarySettings,
         otherwise: Callable[[ProgramBuilder, Region, Node], None],
         spared: Collection[Node] = (),
-        wide: Collection[Node] = (),
-        multiprocessors: int = 0,
     ) -> None:
         self._settings = settings
         self._otherwise = otherwise
         self._spared = spared
-        self._wide = wide
-        self._multiprocessors = multiprocessors
 
     def takes(self, node: Node) -> bool:
         """Whether a node is a matmul for the library."""
@@ -155,8 +148,6 @@ class LibraryRules:
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
-        if root in self._wide and lower_wide(lowering, region, [root], self._multiprocessors):
-            return
         found = None
         whole = region.members == [root] or _bias_of(region) is not None
         if whole and self.takes(root) and not is_guarded(lowering.variables):

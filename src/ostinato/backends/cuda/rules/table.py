@@ -82,8 +82,6 @@ class CudaLowering:
         segment_experts: let segments have products by chosen matrices.
         split_reductions: reduce many elements to few results by two kernels.
         library: the use of a library for large products; ``None``: none.
-        wide_products: the multiprocessors of a GPU that has kernels for large products by weights;
-            0: it has none.
         experts: params whose experts do not all stay on the device.
         keep_ids: keep the ids of the experts that a run has called.
     """
@@ -96,7 +94,6 @@ class CudaLowering:
     segment_experts: bool = False
     split_reductions: bool = True
     library: LibrarySettings | None = None
-    wide_products: int = 0
     experts: ExpertStore | None = None
     keep_ids: bool = False
 
@@ -167,15 +164,9 @@ def _with_library(table: RuleTable, settings: CudaLowering, graph: BaseGraph) ->
     assert settings.library is not None
     otherwise = table.find("matmul")
     assert otherwise is not None
-    spared: frozenset[Node] = frozenset()
-    wide: frozenset[Node] = frozenset()
-    if settings.shared.fusion.epilogue:
-        spared, wide = activated.find_activated(graph, live_nodes(graph))
-    if settings.wide_products:
-        spared |= wide
-    products = library.LibraryRules(
-        settings.library, otherwise, spared, wide & spared, settings.wide_products
-    )
+    fuses = settings.shared.fusion.epilogue
+    spared = activated.small_activated(graph, live_nodes(graph)) if fuses else ()
+    products = library.LibraryRules(settings.library, otherwise, spared)
     rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
     return replace(
         table,
