@@ -66,6 +66,15 @@ def test_without_epilogues_products_are_alone() -> None:
     assert sum(isinstance(kernel, LibraryProduct) for kernel in found) == 2
 
 
+def test_weights_that_a_run_writes_are_not_loaded_first() -> None:
+    g = ost.Graph("written")
+    x, w = g.input("x", (256, 128), "float16"), g.param("w", (128, 256), "float16")
+    made = g.exp(w)
+    g.set_outputs([g.relu(g.matmul(x, made)), made])
+    products = [kernel for kernel in kernels(g) if isinstance(kernel, TiledMatmul)]
+    assert [kernel.fixed_right for kernel in products] == [False]
+
+
 @pytest.mark.parametrize(
     "sizes", [(65, 64, 200), (200, 72, 64), (128, 192, 136), (70, 1032, 80)], ids=str
 )
