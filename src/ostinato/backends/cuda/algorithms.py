@@ -7,7 +7,9 @@ a kind of GPU; the cache keeps the answer, so that the next process computes the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ostinato.backends.cuda.driver import DriverFailure
 from ostinato.backends.cuda.gpu import Stream
@@ -33,8 +35,10 @@ _CANDIDATES, _LAUNCHES = 6, 5
 #: once in a run.
 _FLUSHED = 96 << 20
 
-#: The byte that operands are filled with: every dtype reads a number of modest size.
-_FILL = 0x3C
+#: The highest byte of the numbers that operands hold, but for the sign: they are of modest size.
+#: All else is random, since the clock depends on how many bits change, and repeats after so many
+#: bytes.
+_HIGHEST, _RANDOM = 0x3C, 1 << 20
 
 
 class ReadyProduct:
@@ -106,13 +110,23 @@ def _fastest(
     addresses = [block.address for block in blocks]
     stream = Stream(gpu)
     with stream.guard, gpu.current() as driver:
+        numbers = _numbers(operand)
         for address, nbytes in zip(addresses[:2], sizes, strict=False):
-            driver.fill(address, _FILL, nbytes, stream.handle)
+            for start in range(0, nbytes, _RANDOM):
+                part = min(_RANDOM, nbytes - start)
+                driver.copy(address + start, numbers.ctypes.data, part, stream.handle)
         timed = _Timed(driver, multiplication, addresses, stream.handle)
         try:
             return min(algorithms, key=timed.seconds)
         finally:
             driver.synchronize(stream.handle)
+
+
+def _numbers(itemsize: int) -> np.ndarray[Any, Any]:
+    """Random numbers of a dtype of so many bytes, little-endian."""
+    made = np.random.default_rng(0).integers(0, 256, (_RANDOM // itemsize, itemsize), np.uint8)
+    made[:, -1] = made[:, -1] & 0x80 | _HIGHEST
+    return made
 
 
 class _Timed:

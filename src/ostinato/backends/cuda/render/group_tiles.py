@@ -69,17 +69,25 @@ _BODY = Template("""\
 $batch
 $left_sources
 $right_sources
-        auto load = [&](int number) {
+        auto load_left = [&](int number) {
             unsigned short* const left = stages + number % $stages * $stage;
-            unsigned short* const right = left + $left_elements;
             const long long start = (long long)number * $slice;
 $load_left
+        };
+        auto load_right = [&](int number) {
+            unsigned short* const right = stages + number % $stages * $stage + $left_elements;
+            const long long start = (long long)number * $slice;
 $load_right
         };
         float sums[$row_parts][$parts][$tiles][4] = {};
         for (int number = 0; number < $ahead; number++) {
             if (number < slices)
-                load(number);
+                load_right(number);
+        }
+$wait
+        for (int number = 0; number < $ahead; number++) {
+            if (number < slices)
+                load_left(number);
             ost::copy_commit();
         }
         ost::group_registers(sums);
@@ -104,8 +112,10 @@ $load_right
                 }
             }
             ost::group_commit();
-            if (number + $ahead < slices)
-                load(number + $ahead);
+            if (number + $ahead < slices) {
+                load_left(number + $ahead);
+                load_right(number + $ahead);
+            }
             ost::copy_commit();
         }
         ost::group_wait<0>();
@@ -175,6 +185,10 @@ class _Renderer(Renderer):
         return self.tile.columns if self.by_rows else SLICE
 
     @property
+    def waits_itself(self) -> bool:
+        return self.target.starts_kernels_early and self.matmul.fixed_right
+
+    @property
     def resident(self) -> int:
         return min(self.tile.resident, -(-self.blocks // self.target.multiprocessors))
 
@@ -197,6 +211,7 @@ class _Renderer(Renderer):
             values,
             ahead=self.stages - 1 - pending,
             pending=pending,
+            wait="        ost::wait_for_earlier_kernels();" if self.waits_itself else "",
             row_parts=self.tile.products[0],
             parts=self.tile.columns // columns,
             tiles=columns // 8,

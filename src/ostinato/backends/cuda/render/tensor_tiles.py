@@ -445,8 +445,13 @@ class Renderer:
             tile.threads,
             before=self.before,
             resident=tile.resident,
-            early=self.target.starts_kernels_early,
+            early=self.target.starts_kernels_early and not self.waits_itself,
         )
+
+    @property
+    def waits_itself(self) -> bool:
+        """Whether the body waits for the kernels in front, once it has begun to load weights."""
+        return False
 
     @property
     def before(self) -> str:

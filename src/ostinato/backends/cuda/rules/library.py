@@ -24,7 +24,7 @@ from ostinato.records import dataclass
 from ostinato.variables import coefficient, recombine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
@@ -146,21 +146,28 @@ class LibraryRules:
     Args:
         settings: how.
         otherwise: lowers a region whose matrices are not as the library takes them.
+        spared: matmuls that are not for the library.
     """
 
     def __init__(
         self,
         settings: LibrarySettings,
         otherwise: Callable[[ProgramBuilder, Region, Node], None],
+        spared: Collection[Node] = (),
     ) -> None:
         self._settings = settings
         self._otherwise = otherwise
+        self._spared = spared
+
+    def takes(self, node: Node) -> bool:
+        """Whether a node is a matmul for the library."""
+        return suits(node) and node not in self._spared
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
         found = None
         whole = region.members == [root] or _bias_of(region) is not None
-        if whole and suits(root) and not is_guarded(lowering.variables):
+        if whole and self.takes(root) and not is_guarded(lowering.variables):
             found = _Matmul(lowering, region, root)
         if found is None or not found.lower(self._settings):
             self._otherwise(lowering, region, root)

@@ -205,6 +205,10 @@ class MatmulRules:
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = matmul_kernel(kind, build, spec, outputs, lowering.variables)
+        # What is computed from params may be written by each run, where it is a result, too.
+        leaf = instead is None and spec.b.node.op in (PARAM, CONSTANT)
+        if leaf and not (few or lowering.nested or kernel.guarded) and kernel.variable_free():
+            kernel = replace(kernel, fixed_right=True)
         lowering.call(region, build, kernel, outputs)
 
     def _columns_in_order(

@@ -24,9 +24,21 @@ FEW_ROWS = 16
 
 @dataclass(frozen=True, eq=False)
 class Matmul(MatmulKernel, CudaKernel):
-    """A matmul or convolution."""
+    """A matmul or convolution.
+
+    Attributes:
+        fixed_right: whether the right operand, and all sizes, are the same in all runs: it may be
+            read while the kernels in front still run.
+    """
+
+    fixed_right: bool = False
 
     prefix: ClassVar[str] = "matmul"
+
+    def describe(self, text: KernelText) -> None:
+        super().describe(text)
+        if self.fixed_right:
+            text.line(1, "b is fixed")
 
     @property
     def weight_bits(self) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.expert_rules import ExpertRules
     from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.cuda.rules import (
+        activated,
         attention,
         column_order,
         expert_rules,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from ostinato.ops import convolution
     from ostinato.variables import Symbol
 else:
+    activated = LazyModule("ostinato.backends.cuda.rules.activated")
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     column_order = LazyModule("ostinato.backends.cuda.rules.column_order")
     expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
@@ -126,7 +128,7 @@ def lower_for_cuda(
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
-        table = _with_library(table, settings, columns)
+        table = _with_library(table, settings, graph, columns)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     of_experts = {layer.ids for layer in layers.called}
     read = without_unread(program.calls, _needed(program) | of_experts)
@@ -161,14 +163,19 @@ def _convolution_gains(node: Node) -> tuple[float, float]:
 
 
 def _with_library(
-    table: RuleTable, settings: CudaLowering, columns: column_order.ColumnOrder | None
+    table: RuleTable,
+    settings: CudaLowering,
+    graph: BaseGraph,
+    columns: column_order.ColumnOrder | None,
 ) -> RuleTable:
     """The rule table with a library for the products that suit it."""
     used = settings.library
     assert used is not None
     otherwise = table.find("matmul")
     assert otherwise is not None
-    products = library.LibraryRules(used, otherwise)
+    fuses = settings.shared.fusion.epilogue
+    spared = activated.small_activated(graph, live_nodes(graph)) if fuses else ()
+    products = library.LibraryRules(used, otherwise, spared)
     rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
     if used.float8 and columns is not None:
         scaled = scaled_products.ScaledRules(used, columns, table.rules["scaled_matmul"])
@@ -177,14 +184,9 @@ def _with_library(
         table,
         rules=rules,
         multi_root=products.horizontally if settings.shared.in_place else None,
-        by_library=partial(_suits_library, settings=used),
+        by_library=lambda node: products.takes(node) or scaled_products.suits_scaled(node, used),
         library_epilogue=library.adds_bias,
     )
-
-
-def _suits_library(node: Node, settings: LibrarySettings) -> bool:
-    """Whether a library computes a matmul, to all that its types say."""
-    return library.suits(node) or scaled_products.suits_scaled(node, settings)
 
 
 def _finalised(call: Call, settings: CudaLowering, helper: Role) -> list[Call]:

@@ -1,0 +1,73 @@
+"""Small matmuls whose activations the device's own kernels compute as well.
+
+A library multiplies faster, but takes no activation: that is a kernel of its own, which costs more
+than a small product gains by the library.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.rules.library import adds_bias, suits
+from ostinato.dtypes import BFLOAT16, FLOAT16
+from ostinato.ops.base import Elementwise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.ir.graph import BaseGraph, Node, Value
+
+__all__ = ["small_activated"]
+
+#: The operations up to which one kernel is faster than a library's and another one.
+_MOST_OPERATIONS = 700_000_000
+
+
+def small_activated(graph: BaseGraph, nodes: Sequence[Node]) -> frozenset[Node]:
+    """The matmuls that a library could compute and that are best computed with their activation.
+
+    Args:
+        graph: theirs.
+        nodes: all that are computed.
+    """
+    readers: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in dict.fromkeys(node.inputs):
+            readers.setdefault(value, []).append(node)
+    results = set(graph.results())
+    alone = {value: found[0] for value, found in readers.items() if len(found) == 1}
+    alone = {value: reader for value, reader in alone.items() if value not in results}
+    return frozenset(
+        node
+        for node in nodes
+        if suits(node) and _is_small(node) and _is_activated(node, alone, readers)
+    )
+
+
+def _is_small(node: Node) -> bool:
+    """Whether a matmul of numbers as sizes is of 16-bit floats, and of few operations."""
+    (a, _), (out,) = node.inputs, node.outputs
+    sizes = [size for size in (*out.shape, a.shape[-1]) if isinstance(size, int)]
+    return out.dtype in (FLOAT16, BFLOAT16) and 2 * math.prod(sizes) <= _MOST_OPERATIONS
+
+
+def _is_activated(
+    node: Node, alone: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
+) -> bool:
+    """Whether matmuls read what an activation makes of a matmul, with a bias or without.
+
+    Args:
+        node: the matmul.
+        alone: the readers of values that have no other one.
+        readers: of each value.
+    """
+    reader = alone.get(node.outputs[0])
+    if reader is not None and adds_bias(node, reader):
+        reader = alone.get(reader.outputs[0])
+    if reader is None or not isinstance(reader.op, Elementwise) or len(reader.inputs) != 1:
+        return False
+    (out,) = reader.outputs
+    behind = readers.get(out, ())
+    is_left = all(each.op.weight_operands and out is each.inputs[0] for each in behind)
+    return bool(behind) and is_left and out.type == node.outputs[0].type
