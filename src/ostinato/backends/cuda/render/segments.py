@@ -608,6 +608,10 @@ class _Renderer:
             call = ", ".join(
                 [*place, f"memory + 16 * record[{_FIELDS - 1}]", *ring, *given, "variables"]
             )
+            if self.stamped and function.receives:  # the first warp waits for what others receive
+                further.append(
+                    "                { const ost::waiting timed(&ost::waits::values); OST_SYNC(); }"
+                )
             lines += [*before, f"                {name}({call});", *further]
             lines.append("            break;")
         lines.append("            }")
