@@ -96,8 +96,10 @@ def test_rows_of_chosen_experts_are_read_by_warps(
     up, gate = (weight(experts, features, hidden) for _ in range(2))
     weights = d.of((tokens, 2), dtype)
     g.set_outputs([g.expert_mlp(x, ids, weights, gate, up, weight(experts, hidden, width))])
-    session = open_session("cudaemu")
+    session, apart = open_session("cudaemu"), ost.CompileOptions(product_fusion=False)
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions(verify=True))])
+    one, two = (session.compile(g, options=o).run(d.arrays) for o in (None, apart))
+    np.testing.assert_array_equal(one[0].view(np.uint16), two[0].view(np.uint16))
     kernels = [kernel.kernel for kernel in session.compile(g).plan.kernels]
     matmuls = [kernel for kernel in kernels if isinstance(kernel, FewRowsMatmul)]
     assert len(matmuls) == 2

@@ -59,6 +59,8 @@ _BYTES_AHEAD = 32 << 10
 #: Blocks of a segment of independent parts, at most: what a field of a record holds.
 _MOST_BLOCKS = (1 << 16) - 1
 
+_TRIGGER = False
+
 #: Bytes of static shared memory where parts are timed.
 _STAMP_BYTES = 16
 
@@ -118,6 +120,8 @@ class _Renderer:
     def _collect(self) -> None:
         """The functions of all parts, each once."""
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
+        if self.segment.alone:
+            inside = replace(inside, multiprocessors=1)
         self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
@@ -342,6 +346,8 @@ class _Renderer:
         lines = []
         for position, nbytes in self.segment.fixed:
             lines.append(f"    ost::prefetch(b{position}, {nbytes});")
+        if self.launch.programmatic and _TRIGGER:
+            lines.append("    ost::start_later_kernels();")
         lines += self._start()
         parts = zip(self.segment.parts, self.functions, strict=True)
         for number, (part, function) in enumerate(parts):
