@@ -108,13 +108,6 @@ inline unsigned computing_threads() {
 inline void waited_in_vain(const char*) { __trap(); }
 #endif
 
-// Lets the next kernel start, once all blocks of this one run: it waits for the end of this one.
-inline void start_later_kernels() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // Waits until all kernels in front of this one have ended, where it may start before. From then on
 // the next one may start, once all blocks of this one run: it waits here for the end of this one.
 inline void wait_for_earlier_kernels() {

@@ -59,8 +59,6 @@ _BYTES_AHEAD = 32 << 10
 #: Blocks of a segment of independent parts, at most: what a field of a record holds.
 _MOST_BLOCKS = (1 << 16) - 1
 
-_TRIGGER = False
-
 #: Bytes of static shared memory where parts are timed.
 _STAMP_BYTES = 16
 
@@ -346,8 +344,6 @@ class _Renderer:
         lines = []
         for position, nbytes in self.segment.fixed:
             lines.append(f"    ost::prefetch(b{position}, {nbytes});")
-        if self.launch.programmatic and _TRIGGER:
-            lines.append("    ost::start_later_kernels();")
         lines += self._start()
         parts = zip(self.segment.parts, self.functions, strict=True)
         for number, (part, function) in enumerate(parts):

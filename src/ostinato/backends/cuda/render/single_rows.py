@@ -44,11 +44,8 @@ _PART = 4
 #: Elements of a row, at most: shared memory has room for some blocks.
 _MOST_DEPTH = 8 << 10
 
-#: Blocks that a multiprocessor runs at a time, at least: registers are enough for that.
+#: Blocks that a multiprocessor runs at a time: registers are enough for that.
 _RESIDENT = 2
-
-#: Blocks of a multiprocessor.
-_BLOCKS = 2
 
 _BODY = Template("""\
     const long long m = 0, ways = max(1LL, min(points, (long long)all.x));
@@ -131,7 +128,7 @@ def launch(matmul: FewRowsMatmul, target: CudaTarget) -> Launch:
     """The launch of a kernel: warps for all columns, or all blocks that are resident at a time."""
     blocks = bounds(matmul.points)[1] * -(-max_extent(matmul.n) // _WARPS)
     early = target.starts_kernels_early
-    grid = max(1, min(blocks, _BLOCKS * target.multiprocessors))
+    grid = max(1, min(blocks, _RESIDENT * target.multiprocessors))
     return Launch(grid, _THREADS, programmatic=early)
 
 
