@@ -24,8 +24,7 @@ from ostinato.variables import bounds, coefficient
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
-    from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.backends.cuda.rules.product import FewRowsProduct, Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Scalar
 
@@ -90,7 +89,7 @@ _WAIT = """\
 _END = "    if (waits) ost::wait_for_earlier_kernels();"
 
 
-def fits(matmul: FewRowsMatmul, target: CudaTarget) -> bool:
+def fits(matmul: FewRowsProduct, target: CudaTarget) -> bool:
     """Whether each row of a batch has a matrix of its own, whose columns are rows of memory.
 
     Parts of segments have another way: the row would take the shared memory of the ring.
@@ -98,7 +97,7 @@ def fits(matmul: FewRowsMatmul, target: CudaTarget) -> bool:
     return not target.block and suits(matmul)
 
 
-def suits(matmul: FewRowsMatmul) -> bool:
+def suits(matmul: FewRowsProduct) -> bool:
     """The same, wherever the kernel is."""
     if not matmul.batch or len(matmul.k) != 1 or extent_of(matmul.m) != 1:
         return False
@@ -124,7 +123,7 @@ def _length(load: Scalar, matmul: Matmul) -> int | None:
     return step[0] if step is not None and isinstance(step[0], int) else None
 
 
-def launch(matmul: FewRowsMatmul, target: CudaTarget) -> Launch:
+def launch(matmul: FewRowsProduct, target: CudaTarget) -> Launch:
     """The launch of a kernel: warps for all columns, or all blocks that are resident at a time."""
     blocks = bounds(matmul.points)[1] * -(-max_extent(matmul.n) // _WARPS)
     early = target.starts_kernels_early
@@ -132,7 +131,7 @@ def launch(matmul: FewRowsMatmul, target: CudaTarget) -> Launch:
     return Launch(grid, _THREADS, programmatic=early)
 
 
-def body(matmul: FewRowsMatmul, target: CudaTarget) -> Body:
+def body(matmul: FewRowsProduct, target: CudaTarget) -> Body:
     """The code of a matmul."""
     rights = [matmul.b] if matmul.beside is None else [matmul.b, matmul.beside]
     frame = Frame(matmul, (matmul.a, *rights), matmul.stores)

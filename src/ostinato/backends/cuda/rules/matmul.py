@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_narrow
-from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
+from ostinato.backends.cuda.rules.product import FEW_ROWS, FewRowsProduct, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
 from ostinato.dtypes import INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
@@ -20,11 +20,11 @@ from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.rules.matmul_kernel import matmul_kernel
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
-from ostinato.records import dataclass, replace
+from ostinato.records import replace
 from ostinato.variables import bounds, floor_div, prod, remainder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render import (
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.nodes import Scalar
-    from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.loopir.views import Indices
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
@@ -87,34 +85,8 @@ class TiledMatmul(Matmul):
         return tiles.source(self)
 
 
-@dataclass(frozen=True, eq=False)
-class FewRowsMatmul(Matmul):
-    """A few rows by a matrix that is read once, straight from memory into registers.
-
-    Attributes:
-        beside: the element of a second right operand, whose sum is ``Accumulator`` 1; both have
-            their columns as rows of memory: see :mod:`ostinato.backends.cuda.render.single_rows`.
-        complete: whether the right operands, and what chooses them, are complete before the kernel
-            in front of this one has started.
-    """
-
-    beside: Scalar | None = None
-    complete: bool = False
-
-    @property
-    def operands(self) -> tuple[Scalar, ...]:
-        return (self.a, self.b) if self.beside is None else (self.a, self.b, self.beside)
-
-    def rewritten(self, change: Callable[[Scalar], Scalar]) -> Matmul:
-        made = super().rewritten(change)
-        return made if self.beside is None else replace(made, beside=change(self.beside))
-
-    def describe(self, text: KernelText) -> None:
-        super().describe(text)
-        if self.beside is not None:
-            text.named("beside", [self.beside])
-        if self.complete:
-            text.line(1, "the right operand is complete early")
+class FewRowsMatmul(FewRowsProduct):
+    """See :class:`~ostinato.backends.cuda.rules.product.FewRowsProduct`."""
 
     def launch(self, target: CudaTarget) -> Launch:
         if single_rows.fits(self, target):
