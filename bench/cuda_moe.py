@@ -26,6 +26,15 @@ import ostinato as ost
 
 BANDWIDTH = 3.0e12
 
+#: The ways that are timed, by what is switched.
+WAYS: dict[str, dict[str, bool]] = {
+    "all": {},
+    "two_products": {"product_fusion": False},
+    "grids": {"single_block_segments": False},
+    "apart": {"segments": False},
+    "segments": {"segment_experts": True},
+}
+
 
 def layers(
     count: int,
@@ -114,11 +123,10 @@ def main() -> None:
     result: dict[str, Any] = {"error": error(options.device), "bytes": read}
     result["floor_ms"] = 1e3 * read / BANDWIDTH
     session = ost.Session(options.device)
-    for name, segments in (("segments", True), ("apart", False)):
-        ways = ost.CompileOptions(segments=segments, segment_experts=segments)
-        compiled = session.compile(graph, options=ways)
+    for name, ways in WAYS.items():
+        compiled = session.compile(graph, options=ost.CompileOptions(**ways))
         result[f"{name}_ms"] = median_ms(lambda run=compiled.run: run({"x": x}), options.runs)
-        if not segments:
+        if not ways:
             profile = compiled.plan.execute_profiled()
             kernels = len(profile) // options.layers
             print("\n".join(map(str, profile[kernels : 2 * kernels])))

@@ -43,6 +43,8 @@ class CompileOptions:
             packets, where barriers of all blocks would cost more.
         segment_experts: let such a kernel have products by chosen matrices, those of experts, too:
             slower on an H100.
+        single_block_segments: let one block run such a kernel where all of it is shorter than the
+            barriers of many.
         library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
         time_products: choose among the algorithms of that library by timing a few on this GPU, once
             for each product. The answers are stored beside the cache of kernels. Off: the library
@@ -90,6 +92,7 @@ class CompileOptions:
     stream_weights: bool = True
     segment_exchange: bool = True
     segment_experts: bool = False
+    single_block_segments: bool = True
     library_products: bool = True
     time_products: bool = True
     tf32: bool = False

@@ -42,7 +42,14 @@ from tests.devices.loops.program import Compute, Step
 from .emulator import EmulatedKernel, Memory, load_kernels
 from .toolchain import CompileError, kernel_objects
 
-__all__ = ["TARGET", "CudaEmulationBackend", "CudaSegmentsBackend", "KernelStep", "build_ahead"]
+__all__ = [
+    "TARGET",
+    "CudaEmulationBackend",
+    "CudaOneBlockBackend",
+    "CudaSegmentsBackend",
+    "KernelStep",
+    "build_ahead",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -133,9 +140,11 @@ class CudaEmulationBackend(Backend):
 
     Attributes:
         segments: whether small kernels may be parts of one, which then has a grid of one block.
+        one_block: whether those that are short enough are made for one block.
     """
 
     segments: ClassVar[bool] = False
+    one_block: ClassVar[bool] = False
     capabilities = replace(CAPABILITIES, capture=False, single_ops=False)
 
     def __init__(self, device: Device, threads: int | None = None, orders: int = 1) -> None:
@@ -148,7 +157,9 @@ class CudaEmulationBackend(Backend):
 
     def lower(self, graph: BaseGraph, options: CompileOptions) -> LoweredGraph[Program]:
         """The kernels of a graph."""
-        settings = replace(lowering_options(options), segments=self.segments)
+        settings = lowering_options(options)
+        one_block = self.one_block and settings.one_block
+        settings = replace(settings, segments=self.segments, one_block=one_block)
         lower = partial(lower_for_cuda, settings=settings)
         return lower_graph(graph, options, self.device, self.capabilities, lower)
 
@@ -195,3 +206,9 @@ class CudaSegmentsBackend(CudaEmulationBackend):
     """The same, with segments."""
 
     segments = True
+
+
+class CudaOneBlockBackend(CudaSegmentsBackend):
+    """The same, with those that one block runs."""
+
+    one_block = True

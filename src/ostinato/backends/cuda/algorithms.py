@@ -110,8 +110,8 @@ def _fastest(
     addresses = [block.address for block in blocks]
     stream = Stream(gpu)
     with stream.guard, gpu.current() as driver:
-        numbers = _numbers(operand)
-        for address, nbytes in zip(addresses[:2], sizes, strict=False):
+        for address, nbytes, itemsize in zip(addresses, sizes, (left, right), strict=False):
+            numbers = _numbers(itemsize)
             for start in range(0, nbytes, _RANDOM):
                 part = min(_RANDOM, nbytes - start)
                 driver.copy(address + start, numbers.ctypes.data, part, stream.handle)

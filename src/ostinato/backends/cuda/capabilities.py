@@ -62,5 +62,6 @@ def lowering_options(
         stream_weights=options.stream_weights,
         exchange=options.segment_exchange,
         segment_experts=options.segment_experts,
+        one_block=options.single_block_segments,
         library=library if on and has_products and options.library_products else None,
     )

@@ -249,46 +249,59 @@ inline int part_of_row(int element) {
     return element % 8 / 4 * (Depth / 8) + element / 8;
 }
 
-// The sum of the products of a column and a row, see `part_of_row`: called by a warp, all of whose
-// lanes have it then.
+// The words of columns that a warp multiplies one after the other, some of which are under way.
 template <class Format, int Depth>
-inline float multiply_column(const unsigned short* column, const vector<float, 4>* row) {
-    constexpr int steps = (Depth + 255) / 256;
-    constexpr int together = steps % 8 == 0 ? 8 : steps % 7 == 0 ? 7 : 4;
-    const int lane = threadIdx.x % 32;
+struct columns_ahead {
+    static constexpr int steps = (Depth + 255) / 256;
+    static constexpr int together = steps % 8 == 0 ? 8 : steps % 7 == 0 ? 7 : 4;
+
     vector<unsigned, 4> next[together] = {};
-#pragma unroll
-    for (int i = 0; i < together; i++)
-        if ((i * 32 + lane) * 8 < Depth) next[i] = load_once(column + (i * 32 + lane) * 8);
-    float sums[4] = {};
-#pragma unroll 1
-    for (int step = 0; step < steps; step += together) {
-        vector<unsigned, 4> words[together];
-#pragma unroll
-        for (int i = 0; i < together; i++) words[i] = next[i];
-#pragma unroll
-        for (int i = 0; i < together; i++) {
-            const int first = ((step + together + i) * 32 + lane) * 8;
-            if (first < Depth) next[i] = load_once(column + first);
-        }
+
+    // Requests the words from a step on.
+    void request(const unsigned short* column, int step = 0) {
+        const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < together; i++) {
             const int first = ((step + i) * 32 + lane) * 8;
-            if (first < Depth) {
-                const vector<float, 4> low = row[first / 8], high = row[Depth / 8 + first / 8];
+            if (first < Depth) next[i] = load_once(column + first);
+        }
+    }
+
+    // The sum of the products of a column, whose first words were requested, and a row, see
+    // `part_of_row`: all lanes of the warp have it then. The first words of the column that follows
+    // are requested on the way; null: there is none.
+    float multiply(
+        const unsigned short* column, const unsigned short* following, const vector<float, 4>* row
+    ) {
+        const int lane = threadIdx.x % 32;
+        float sums[4] = {};
+#pragma unroll 1
+        for (int step = 0; step < steps; step += together) {
+            vector<unsigned, 4> words[together];
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const unsigned word = words[i].at[e];
-                    const vector<float, 4>& part = e < 2 ? low : high;
-                    float& sum = sums[e];
-                    sum = ::fmaf(Format::value(word & 0xFFFFu), part.at[e % 2 * 2], sum);
-                    sum = ::fmaf(Format::value(word >> 16), part.at[e % 2 * 2 + 1], sum);
+            for (int i = 0; i < together; i++) words[i] = next[i];
+            const bool last = step + together >= steps;
+            const unsigned short* const from = last ? following : column;
+            if (from != nullptr) request(from, last ? 0 : step + together);
+#pragma unroll
+            for (int i = 0; i < together; i++) {
+                const int first = ((step + i) * 32 + lane) * 8;
+                if (first < Depth) {
+                    const vector<float, 4> low = row[first / 8], high = row[Depth / 8 + first / 8];
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const unsigned word = words[i].at[e];
+                        const vector<float, 4>& part = e < 2 ? low : high;
+                        float& sum = sums[e];
+                        sum = ::fmaf(Format::value(word & 0xFFFFu), part.at[e % 2 * 2], sum);
+                        sum = ::fmaf(Format::value(word >> 16), part.at[e % 2 * 2 + 1], sum);
+                    }
                 }
             }
         }
+        return sum_of_warp((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
-    return sum_of_warp((sums[0] + sums[1]) + (sums[2] + sums[3]));
-}
+};
 
 // The bits of two elements, the first one in the lower half.
 inline unsigned pair_bits(float low, float high, float16_format) {

@@ -12,6 +12,14 @@
 
 namespace ost {
 
+// Brings bytes into the cache that all multiprocessors share: called by all threads of a block.
+inline void prefetch(const void* from, int bytes) {
+#ifdef __CUDA_ARCH__
+    for (int i = threadIdx.x * 128; i < bytes; i += computing * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const unsigned char*)from + i));
+#endif
+}
+
 // Puts the place of this block in a part into its record: `record` has the number of the blocks that
 // share the part, of those that have work (0: each has all of it for itself), the first of them, and
 // how many have work. The first two become the blocks that share it, and the number of this one

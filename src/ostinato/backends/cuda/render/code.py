@@ -46,6 +46,7 @@ class NestCode(PointCode):
         writer: the function's statements.
         arrays: in shared memory.
         repeats: whether a few blocks have all points: a thread has several of them.
+        alone: whether one block has all points.
         dynamic: the name of the dynamic shared memory, if there is any.
         scalars: writes expressions and accesses.
         outermost: the scope of the body, which has the Variables.
@@ -68,6 +69,7 @@ class NestCode(PointCode):
         self.arrays: list[SharedArray] = []
         self.dynamic = ""
         self.repeats = False
+        self.alone = False
         self._read_variables()
 
     def body(self) -> Body:

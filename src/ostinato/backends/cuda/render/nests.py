@@ -43,6 +43,7 @@ def body(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Body:
     mapping = _mapping(nest, target, scratch_groups)
     code = NestCode(nest, mapping.launch)
     code.repeats = target.block > 0
+    code.alone = code.repeats and target.multiprocessors == 1
     if any(max_extent(axis) == 0 for axis in nest.outer_axes):
         return code.body()
     match mapping.shape:

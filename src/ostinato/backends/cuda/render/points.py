@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike import points
 from ostinato.backends.common.clike.scopes import Index
+from ostinato.backends.common.clike.statements import interleaves
+from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.packs import packed_body
 from ostinato.backends.cuda.render.reductions import RunningReduction
-from ostinato.lower.loopir.nodes import Store, extent_of
+from ostinato.lower.loopir.nodes import Reduce, Store, extent_of
 from ostinato.variables import axis, bounds, floor_div, prod, symbols
 
 if TYPE_CHECKING:
@@ -37,9 +39,66 @@ def thread_per_point(code: NestCode, lanes: int) -> None:
     if lanes > 1:
         _thread_per_pack(code, lanes)
         return
+    if code.alone and _reads_before_writes(code):
+        _batches_of_points(code)
+        return
     with grid_loop(code, code.nest.outer_axes) as scope:
         for stage in code.nest.stages:
             run_in_order(code, stage, scope)
+
+
+def _reads_before_writes(code: NestCode) -> bool:
+    """Whether all that a point writes is a few elements in the end, of many points of a thread."""
+    *before, last = code.nest.stages
+    stores = [s for s in last.statements if isinstance(s, Store)]
+    plain = all(s.update == "set" and not s.conditions for s in stores)
+    whole = len(stores) == len(last.statements) and not last.axes and not code.nest.temps
+    reduced = all(isinstance(s, Reduce) for stage in before for s in stage.statements)
+    several = bounds(prod(map(extent_of, code.nest.outer_axes)))[1] > code.launch.block
+    return several and plain and whole and reduced and not interleaves(stores)
+
+
+def _batches_of_points(code: NestCode) -> None:
+    """The only block: a thread computes some points before it writes, so that their loads overlap.
+
+    The compiler cannot do that: for all it knows, a write is what the next point reads.
+    """
+    axes, block, count = code.nest.outer_axes, code.launch.block, 2 * _UNROLLED
+    *before, last = code.nest.stages
+    stores = [s for s in last.statements if isinstance(s, Store)]
+    writer, total = code.writer, prod(map(extent_of, axes))
+    points = code.size(total, code.outermost, 2 * count * block)
+    type_ = code.dialect.index_type(points.wide)
+    first, lane = writer.fresh("p"), writer.fresh("l")
+    values = [writer.fresh("w") for _ in stores]
+    head = f"{type_} {first} = threadIdx.x; {first} < {points.text}; {first} += {count * block}"
+    with writer.block(f"for ({head})"):
+        for store, value in zip(stores, values, strict=True):
+            register = code.dialect.register_type(code.dtype(store.buffer))
+            writer.line(f"{register} {value}[{count}];")
+        each, point = f"for (int {lane} = 0; {lane} < {count}; ++{lane})", writer.fresh("p")
+        place = f"{first} + {lane} * {block}"
+        writer.line("#pragma unroll")
+        with writer.block(each):
+            # Behind the last point, that one is computed once more.
+            bounded = f"min(({type_})({place}), ({type_})({points.text} - 1))"
+            writer.line(f"const {type_} {point} = {bounded};")
+            scope = code.enter(axes, Index(point, points.wide), code.outermost)
+            for stage in before:
+                run_in_order(code, stage, scope)
+            for store, value in zip(stores, values, strict=True):
+                found = code.scalars.value(store.value, scope).astype(code.dtype(store.buffer))
+                writer.line(f"{value}[{lane}] = {found.text};")
+        point = writer.fresh("p")
+        writer.line("#pragma unroll")
+        with writer.block(each):
+            writer.line(f"const {type_} {point} = {place};")
+            writer.line(f"if ({point} >= {points.text}) break;")
+            scope = code.enter(axes, Index(point, points.wide), code.outermost)
+            for store, value in zip(stores, values, strict=True):
+                dtype = code.dtype(store.buffer)
+                element = CValue(code.code, f"{value}[{lane}]", dtype)
+                code.scalars.put(store.buffer, dtype, store.index, element, scope)
 
 
 def _thread_per_pack(code: NestCode, lanes: int) -> None:

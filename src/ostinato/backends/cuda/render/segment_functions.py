@@ -88,6 +88,7 @@ class SegmentFunction:
         polled: those whose elements are read from packets.
         shares: see :class:`Form`.
         repeated: see :class:`Form`.
+        receives: whether it does nothing but wait for values of other blocks.
     """
 
     def __init__(self, number: int, part: Part, target: CudaTarget, how: Form) -> None:
@@ -97,6 +98,7 @@ class SegmentFunction:
         self.polled = how.polled
         self.shares = how.shares
         self.repeated = how.repeated
+        self.receives = isinstance(kernel, ReceivePackets)
         self.stream: Stream | None = None
         body: Body | None
         if how.streams:

@@ -118,6 +118,8 @@ class _Renderer:
     def _collect(self) -> None:
         """The functions of all parts, each once."""
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
+        if self.segment.alone:
+            inside = replace(inside, multiprocessors=1)
         self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
@@ -244,6 +246,8 @@ class _Renderer:
     def fixed_bytes(self) -> int:
         """Bytes before the ring: the tables, the values of a block, and the arrays of any part."""
         parts = zip(self.segment.parts, self.functions, strict=True)
+        if self.segment.alone:
+            return max(_whole(function.shared_bytes) for function in self.functions)
         arrays = max(self.pool_start(part) + _whole(f.shared_bytes) for part, f in parts)
         return max(arrays, self.value_start + _whole(self.segment.block_bytes))
 
@@ -267,6 +271,9 @@ class _Renderer:
     def launch(self) -> Launch:
         """See :func:`launch`."""
         blocks, shared = self.target.multiprocessors, self.fixed_bytes
+        if self.segment.alone:
+            early = self.target.starts_kernels_early
+            return Launch(1, SEGMENT_BLOCK, shared, programmatic=early)
         if self.independent:
             grid, early = sum(f.blocks for f in self.functions), self.target.starts_kernels_early
             return Launch(grid, SEGMENT_BLOCK, shared, programmatic=early)
@@ -296,10 +303,9 @@ class _Renderer:
             f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
             for i, arg in enumerate(segment.args)
         )
-        log = f"b{len(segment.args)}"
         if self.stamped:
-            parameters += f", long long* {log}"
-        block, early = self.launch.block, self.launch.programmatic
+            parameters += f", long long* {self._log}"
+        block = self.launch.block
         resident = min(max(1, self.launch.grid // self.target.multiprocessors), _RESIDENT)
         return "\n".join(
             [
@@ -309,31 +315,67 @@ class _Renderer:
                 *includes,
                 *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
                 *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
-                self._records(),
+                *([] if segment.alone else [self._records()]),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
                 f"    extern __shared__ __align__(16) unsigned char {name}_memory[];",
                 f"    unsigned char* const memory = {name}_memory;",
-                *(["    ost::wait_for_earlier_kernels();"] if early else []),
-                *([f"    if (vars[{FAILED}] != 0) return;"] if segment.guarded else []),
-                *([f"    ost::part_log log({log}, {self.log_entries});"] if self.stamped else []),
-                "    const void** const at = (const void**)memory;",
-                *self._addresses(),
-                f"    unsigned short* const records = (unsigned short*)(memory + "
-                f"{self.address_bytes});",
-                f"    for (int i = threadIdx.x; i < {self.table_size}; i += {block})",
-                f"        records[i] = {name}_records[i];",
-                f"    long long* const variables = (long long*)(memory + {self.variable_start});",
-                f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
-                "        variables[i] = vars[i];",
-                "    __syncthreads();",
-                f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
-                f"        ost::find_place(records + i * {self.width} + {_PLACE});",
-                *(self._ring() if self.streams else ["    __syncthreads();"]),
-                *self._parts(),
+                *(self._one_after_the_other() if segment.alone else self._by_table()),
                 "}\n",
             ]
         )
+
+    @property
+    def _log(self) -> str:
+        """The argument that has the logs, where parts are timed."""
+        return f"b{len(self.segment.args)}"
+
+    def _start(self) -> list[str]:
+        """Statements before all that depends on earlier kernels."""
+        lines = ["    ost::wait_for_earlier_kernels();"] * self.launch.programmatic
+        if self.segment.guarded:
+            lines.append(f"    if (vars[{FAILED}] != 0) return;")
+        if self.stamped:
+            lines.append(f"    ost::part_log log({self._log}, {self.log_entries});")
+        return lines
+
+    def _one_after_the_other(self) -> list[str]:
+        """The parts of a single block, which has all of each."""
+        lines = []
+        for position, nbytes in self.segment.fixed:
+            lines.append(f"    ost::prefetch(b{position}, {nbytes});")
+        lines += self._start()
+        parts = zip(self.segment.parts, self.functions, strict=True)
+        for number, (part, function) in enumerate(parts):
+            *types, _ = function.body.types()
+            pairs = zip(types, part.arguments, strict=True)
+            given = ", ".join(f"({type_})b{position}" for type_, position in pairs)
+            call = f"{self.name}_{function.number}({{0}}, {{1}}, memory, {given}, vars);"
+            lines += ["    OST_SYNC();"] * (number > 0) + [f"    {call}"]
+            if self.stamped:
+                lines += ["    OST_SYNC();", f"    log.end_part({number});"]
+        return lines + ["    log.end();"] * self.stamped
+
+    def _by_table(self) -> list[str]:
+        """The parts as records of a table, which every block goes through."""
+        segment, block = self.segment, self.launch.block
+        return [
+            *self._start(),
+            "    const void** const at = (const void**)memory;",
+            *self._addresses(),
+            "    unsigned short* const records = "
+            f"(unsigned short*)(memory + {self.address_bytes});",
+            f"    for (int i = threadIdx.x; i < {self.table_size}; i += {block})",
+            f"        records[i] = {self.name}_records[i];",
+            f"    long long* const variables = (long long*)(memory + {self.variable_start});",
+            f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
+            "        variables[i] = vars[i];",
+            "    __syncthreads();",
+            f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
+            f"        ost::find_place(records + i * {self.width} + {_PLACE});",
+            *(self._ring() if self.streams else ["    __syncthreads();"]),
+            *self._parts(),
+        ]
 
     def _addresses(self) -> list[str]:
         """Statements that bring the addresses of arguments into memory that has an index."""
@@ -432,10 +474,10 @@ class _Renderer:
         for function in self.distinct:
             if (stream := function.stream) is not None:
                 weights, scales = stream.weights, stream.scales
-                given = [self._start(weights), stream.rows, weights.nbytes, weights.piece]
+                given = [self._first_byte(weights), stream.rows, weights.nbytes, weights.piece]
                 given += [stream.pitch, stream.width]
                 if scales is not None:
-                    given += [self._start(scales), scales.nbytes, scales.piece]
+                    given += [self._first_byte(scales), scales.nbytes, scales.piece]
                 fields = ", ".join(map(str, given))
                 lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
             elif (operand := self._brought(function)) is not None:
@@ -454,7 +496,7 @@ class _Renderer:
         ]
 
     @staticmethod
-    def _start(rows: Rows) -> str:
+    def _first_byte(rows: Rows) -> str:
         """The address of the first byte of rows that are fetched."""
         start = f"(const unsigned char*)at[record[{_FIELDS + rows.argument}]]"
         return f"{start} + {rows.offset}" if rows.offset else start
@@ -568,6 +610,10 @@ class _Renderer:
             call = ", ".join(
                 [*place, f"memory + 16 * record[{_FIELDS - 1}]", *ring, *given, "variables"]
             )
+            if self.stamped and function.receives:  # the first warp waits for what others receive
+                further.append(
+                    "                { const ost::waiting timed(&ost::waits::values); OST_SYNC(); }"
+                )
             lines += [*before, f"                {name}({call});", *further]
             lines.append("            break;")
         lines.append("            }")
@@ -589,7 +635,7 @@ def _is_independent(segment: SegmentKernel) -> bool:
     """Whether no part waits for another one."""
     together = segment.parts[0].level == segment.parts[-1].level
     apart = all(p.tiles_of is None and not p.everywhere for p in segment.parts)
-    return together and apart and not segment.spaces
+    return together and apart and not segment.spaces and not segment.alone
 
 
 def _range_around(blocks: Set[int], grid: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.product import FEW_ROWS
 from ostinato.ir.types import TensorType
+from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import cast, store_at, symbols_of
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Accumulator, Apply, Load, Reduce, Ref, Stage, Store
@@ -24,8 +25,9 @@ from ostinato.ops.moe import ACTIVATIONS
 from ostinato.variables import axis, bounds, prod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ostinato.backends.cuda.render import single_rows
     from ostinato.backends.cuda.rules.expert_operands import OrderedExperts
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
@@ -42,11 +44,19 @@ if TYPE_CHECKING:
     #: The result at such a point, made of the sum there.
     Finish = Callable[[KernelBuilder, Indices, Dim, Scalar], Scalar]
 
+else:
+    single_rows = LazyModule("ostinato.backends.cuda.render.single_rows")
+
 __all__ = ["lower_few_choices", "lower_few_rows"]
 
 
 def lower_few_choices(
-    lowering: ProgramBuilder, region: Region, root: Node, operands: OrderedExperts
+    lowering: ProgramBuilder,
+    region: Region,
+    root: Node,
+    operands: OrderedExperts,
+    *,
+    pairs: bool,
 ) -> bool:
     """Lower a region around an ``expert_mlp`` node, if few experts are chosen altogether.
 
@@ -55,6 +65,7 @@ def lower_few_choices(
         region: the nodes.
         root: the experts' networks.
         operands: their matrices.
+        pairs: whether two matrices may be multiplied by one kernel.
 
     Returns:
         Whether it was lowered.
@@ -67,10 +78,14 @@ def lower_few_choices(
     def row(build: KernelBuilder, at: Indices, place: Dim) -> Scalar:
         return build.at(x, (at[0], place))
 
-    hidden = layer.matmul("experts' hidden units", row, up, None if gate else layer.activated)
-    if gate:
-        finish = layer.gated(layer.element(hidden))
-        hidden = layer.matmul("experts' gated hidden units", row, gate[0], finish)
+    title = "experts' gated hidden units"
+    hidden = None
+    if gate and pairs:
+        hidden = layer.pair(title, row, gate[0], up, layer.gated(None))
+    if hidden is None:
+        hidden = layer.matmul("experts' hidden units", row, up, None if gate else layer.activated)
+        if gate:
+            hidden = layer.matmul(title, row, gate[0], layer.gated(layer.element(hidden)))
     results = layer.matmul("experts' results", layer.element(hidden), down, None)
     lowering.counted.add(root)
     layer.weigh(region, results)
@@ -131,11 +146,12 @@ class _Layer:
         op, attrs = ACTIVATIONS[self._root.attrs["activation"]]
         return Apply(op.name, (total,), self.acc, tuple(attrs.items()))
 
-    def gated(self, through: Element) -> Finish:
-        """The activation of a sum, times what it lets through."""
+    def gated(self, through: Element | None) -> Finish:
+        """The activation of a sum, times what it lets through: an element, or another sum."""
 
         def finish(build: KernelBuilder, at: Indices, place: Dim, total: Scalar) -> Scalar:
-            terms = self.activated(build, at, place, total), through(build, at, place)
+            other = Accumulator(self.acc, 1) if through is None else through(build, at, place)
+            terms = self.activated(build, at, place, total), other
             return Apply("multiply", terms, self.acc)
 
         return finish
@@ -148,6 +164,22 @@ class _Layer:
             return Load(build.argument(buffer, reads=True), index, self.acc)
 
         return at
+
+    def pair(
+        self, title: str, left: Element, matrices: Value, beside: Value, finish: Finish
+    ) -> LoweredBuffer | None:
+        """The same with the columns of two matrices; ``None``: these are no rows of memory.
+
+        Args:
+            title, left, matrices: see :meth:`matmul`.
+            beside: the matrices whose sums are ``Accumulator`` 1.
+            finish: makes the result of both sums.
+        """
+        build, kernel, result = self._product(title, left, (matrices, beside), finish)
+        if not single_rows.suits(kernel):
+            return None
+        self._call(title, build, kernel, result)
+        return result
 
     def matmul(
         self, title: str, left: Element, matrices: Value, finish: Finish | None
@@ -163,16 +195,28 @@ class _Layer:
         Returns:
             The results, ``[tokens, choices, columns]``.
         """
+        build, kernel, result = self._product(title, left, (matrices,), finish)
+        self._call(title, build, kernel, result)
+        return result
+
+    def _product(
+        self, title: str, left: Element, matrices: Sequence[Value], finish: Finish | None
+    ) -> tuple[KernelBuilder, FewRowsMatmul, LoweredBuffer]:
+        """The kernel of a product by one matrix or two, its builder, and its result."""
         lowering, acc = self._lowering, self.acc
-        ids, (_, depth, columns) = self._root.inputs[1], matrices.shape
-        build = lowering.helper_builder(self._operands.by_columns(lowering, matrices))
+        ids, (_, depth, columns) = self._root.inputs[1], matrices[0].shape
+        instead: dict[Value, LoweredBuffer] = {}
+        for each in matrices:
+            instead.update(self._operands.by_columns(lowering, each) or {})
+        build = lowering.helper_builder(instead or None)
         shape = (*ids.shape, columns)
         result = LoweredBuffer(TensorType(acc, shape), Role.TEMP, f"{self._root.label}: {title}")
         point = build.axes(ids.shape)
         m, n, k = axis("m", 1), axis("n", columns), axis("k", depth)
         (row,), (column,) = symbols_of((m,)), symbols_of((n,))
         expert = self._operands.expert(build, point)
-        a, b = left(build, point, k), build.at(matrices, (expert, k, n))
+        a = left(build, point, k)
+        b, *beside = (build.at(each, (expert, k, n)) for each in matrices)
         total: Scalar = Accumulator(acc)
         if finish is not None:
             total = finish(build, point, n, total)
@@ -189,10 +233,16 @@ class _Layer:
             acc,
             (store,),
             lowering.variables,
+            beside[0] if beside else None,
         )
-        flops = 2 * prod(shape) * depth
-        lowering.helper_call(self._root, title, build, kernel, flops)
-        return result
+        return build, kernel, result
+
+    def _call(
+        self, title: str, build: KernelBuilder, kernel: FewRowsMatmul, result: LoweredBuffer
+    ) -> None:
+        products = 1 if kernel.beside is None else 2
+        flops = 2 * products * prod(result.type.shape) * kernel.depth
+        self._lowering.helper_call(self._root, title, build, kernel, flops)
 
     def weigh(self, region: Region, results: LoweredBuffer) -> None:
         """Add up the results of each token's choices, weighted; then the rest of the region."""

@@ -36,6 +36,7 @@ class CudaExpertRules(ExpertRules):
         graph, nodes, store, keep: see there.
         columns: brings matrices into the order of kernels of few rows; ``None``: there are no such
             kernels.
+        pairs: whether two matrices of an expert may be multiplied by one kernel.
     """
 
     def __init__(
@@ -46,15 +47,19 @@ class CudaExpertRules(ExpertRules):
         columns: ColumnOrder | None,
         *,
         keep: bool,
+        pairs: bool = True,
     ) -> None:
         few_rows = 0 if columns is None else FEW_ROWS
         super().__init__(graph, nodes, store, keep=keep, few_rows=few_rows)
         self._columns = columns
+        self._pairs = pairs
 
     def expert_mlp(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         operands = self._operands(lowering, root, root.inputs[1])
-        few = self._columns is not None
-        if not (few and chosen_experts.lower_few_choices(lowering, region, root, operands)):
+        few, pairs = self._columns is not None, self._pairs
+        if not (
+            few and chosen_experts.lower_few_choices(lowering, region, root, operands, pairs=pairs)
+        ):
             experts.lower_expert_mlp(lowering, region, root, operands)
 
     def grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:

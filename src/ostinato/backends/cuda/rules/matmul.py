@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_narrow
-from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
+from ostinato.backends.cuda.rules.product import FEW_ROWS, FewRowsProduct, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
 from ostinato.dtypes import FLOAT16, INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
@@ -91,8 +91,8 @@ class TiledMatmul(Matmul):
         return tiles.source(self)
 
 
-class FewRowsMatmul(Matmul):
-    """A few rows by a matrix that is read once, straight from memory into registers."""
+class FewRowsMatmul(FewRowsProduct):
+    """See :class:`~ostinato.backends.cuda.rules.product.FewRowsProduct`."""
 
     def launch(self, target: CudaTarget) -> Launch:
         if single_rows.fits(self, target):

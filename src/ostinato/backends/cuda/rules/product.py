@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Symbol
 
-__all__ = ["FEW_ROWS", "BlockwiseProduct", "Matmul"]
+__all__ = ["FEW_ROWS", "BlockwiseProduct", "FewRowsProduct", "Matmul"]
 
 FEW_ROWS = 16
 """Rows up to which the right operand is best read straight from memory, once."""
@@ -51,6 +51,36 @@ class Matmul(MatmulKernel, CudaKernel):
     def rewritten(self, change: Callable[[Scalar], Scalar]) -> Matmul:
         """The same with changed operands."""
         return replace(self, a=change(self.a), b=change(self.b))
+
+
+@dataclass(frozen=True, eq=False)
+class FewRowsProduct(Matmul):
+    """A few rows by a matrix that is read once, straight from memory into registers.
+
+    Attributes:
+        beside: the element of a second right operand, whose sum is ``Accumulator`` 1; both have
+            their columns as rows of memory: see :mod:`ostinato.backends.cuda.render.single_rows`.
+        complete: whether the right operands, and what chooses them, are complete before the kernel
+            in front of this one has started.
+    """
+
+    beside: Scalar | None = None
+    complete: bool = False
+
+    @property
+    def operands(self) -> tuple[Scalar, ...]:
+        return (self.a, self.b) if self.beside is None else (self.a, self.b, self.beside)
+
+    def rewritten(self, change: Callable[[Scalar], Scalar]) -> Matmul:
+        made = super().rewritten(change)
+        return made if self.beside is None else replace(made, beside=change(self.beside))
+
+    def describe(self, text: KernelText) -> None:
+        super().describe(text)
+        if self.beside is not None:
+            text.named("beside", [self.beside])
+        if self.complete:
+            text.line(1, "the right operand is complete early")
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,9 @@ else:
 
 __all__ = ["Assembly", "Segment", "SegmentSettings", "simplified"]
 
+#: Bytes of a weight that is brought into the cache in advance, at most.
+_FIXED_BYTES = 128 << 10
+
 #: Values in the shared memory of a block, and in packets, begin at multiples of this.
 _ALIGNMENT = 16
 
@@ -55,11 +58,13 @@ class SegmentSettings:
         stream_weights: fetch the weights of products ahead of their use.
         exchange: pass values from part to part without barriers where there is a way.
         experts: whether products by chosen matrices may be parts.
+        one_block: let a single block run parts that are short enough for that.
     """
 
     stream_weights: bool = True
     exchange: bool = True
     experts: bool = False
+    one_block: bool = True
 
 
 @dataclass(eq=False)
@@ -187,7 +192,16 @@ class Assembly:
         )
         at = None if packets is None else position[packets]
         variables = self._calls[0].kernel.variables
-        kernel = Segment(args, tuple(parts), tuple(spaces.values()), at, block_bytes, variables)
+        kernel = Segment(
+            args,
+            tuple(parts),
+            tuple(spaces.values()),
+            at,
+            block_bytes,
+            self._settings.one_block,
+            _fixed(buffers) if self._settings.one_block else (),
+            variables,
+        )
         return kernel, buffers, list(map(_call, steps))
 
     def longest_held(self, most: int) -> LoweredBuffer:
@@ -283,6 +297,13 @@ class Assembly:
             self._offsets[value] = start
             most = max(most, start + size)
         return spaces, most
+
+
+def _fixed(buffers: Sequence[LoweredBuffer]) -> tuple[tuple[int, int], ...]:
+    """The positions and sizes of short buffers whose contents no run changes."""
+    roles = (Role.PARAM, Role.CONSTANT, Role.PREPARED)
+    found = [(i, buffer.nbytes) for i, buffer in enumerate(buffers) if buffer.role in roles]
+    return tuple((i, nbytes) for i, nbytes in found if 0 < nbytes <= _FIXED_BYTES)
 
 
 def _call(step: _Step) -> Call:

@@ -85,6 +85,9 @@ class SegmentKernel(CudaKernel):
         spaces: the memory of values that only parts read.
         packets: the argument that has all packets, if there are any.
         block_bytes: shared memory of a block for its spaces.
+        alone: whether a single block runs all parts, one after the other.
+        fixed: of a single block, the arguments whose contents no run changes, each with its bytes:
+            they are brought into the cache before kernels in front of this one have ended.
         variables: the graph's Variables in the order of ``vars``.
     """
 
@@ -93,6 +96,8 @@ class SegmentKernel(CudaKernel):
     spaces: tuple[Space, ...] = ()
     packets: int | None = None
     block_bytes: int = 0
+    alone: bool = False
+    fixed: tuple[tuple[int, int], ...] = ()
     variables: tuple[Symbol, ...] = ()
 
     prefix: ClassVar[str] = "segment"
@@ -102,8 +107,11 @@ class SegmentKernel(CudaKernel):
         return self.spaces[position - len(self.args)] if position >= len(self.args) else None
 
     def describe(self, text: KernelText) -> None:
-        text.line(0, f"segment of {len(self.parts)} kernels, {self.block_bytes} bytes of a block")
+        blocks = "one block" if self.alone else f"{self.block_bytes} bytes of a block"
+        text.line(0, f"segment of {len(self.parts)} kernels, {blocks}")
         text.head(self.args)
+        for position, nbytes in self.fixed:
+            text.line(1, f"b{position}: {nbytes} bytes in advance")
         for number, space in enumerate(self.spaces, len(self.args)):
             where = "a block" if space.kind is SpaceKind.BLOCK else f"b{self.packets}"
             text.line(1, f"b{number}: at {space.offset} of {where}")

@@ -15,11 +15,14 @@ from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings, simplified
+from ostinato.backends.cuda.rules.topk import CudaTopK
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
 from ostinato.lower.loopir.dependences import reached
 from ostinato.lower.loopir.nodes import Load, max_extent
+from ostinato.lower.loopir.traffic import traffic
 from ostinato.lower.program import Call
 from ostinato.records import replace
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
@@ -45,6 +48,10 @@ _MOST_BLOCK_BYTES = 48 << 10
 #: Values that are in memory since blocks have no room for them, at most.
 _MOST_APART = 8
 
+#: Bytes that one block moves, and operations that it carries out, in about the time of two barriers
+#: of the grid, which is that in which a multiprocessor waits for memory some ten times.
+_ONE_BLOCK_BYTES, _ONE_BLOCK_FLOPS = 128 << 10, 1 << 19
+
 #: Rows of a product, and points of a loop nest, up to which a kernel is small.
 _ROWS, _POINTS = 16, 1 << 20
 
@@ -59,19 +66,30 @@ def form_segments(
         kept: buffers that outlive a run's last call.
         settings: the optimisations that are on.
     """
-    runs = _runs(calls, settings)
+    runs = [
+        run
+        for found in _runs(calls, settings, topk=settings.one_block)
+        for run in ([found] if _suits_one_block(found) else _runs(found, settings, topk=False))
+    ]
     users = Counter(buffer for run in runs for buffer in {b for call in run for b in call.buffers})
     shared = kept | {buffer for buffer, count in users.items() if count > 1}
     return [call for run in runs for call in _segment(run, shared, settings)]
 
 
-def _runs(calls: Sequence[Call], settings: SegmentSettings) -> list[list[Call]]:
-    """The calls, those that may become one segment together."""
+def _runs(calls: Sequence[Call], settings: SegmentSettings, *, topk: bool) -> list[list[Call]]:
+    """The calls, those that may become one segment together.
+
+    Args:
+        calls: in order.
+        settings: the optimisations that are on.
+        topk: whether a choice of elements may be a part.
+    """
     runs: list[list[Call]] = []
     buffers: set[LoweredBuffer] = set()
     grows = False
     for call in calls:
         fits = _is_small(call) and (settings.experts or not _chooses(call))
+        fits = fits and (topk or not isinstance(call.kernel, CudaTopK))
         together = buffers | {*call.buffers}
         room = len(together) < _MOST_ARGUMENTS
         if grows and fits and room and len(runs[-1]) < _MOST_PARTS:
@@ -96,6 +114,8 @@ def _is_small(call: Call) -> bool:
         small = max_extent(kernel.spec.m) <= _ROWS
     elif isinstance(kernel, PartsKernel):
         small = max_extent(kernel.m) <= _ROWS
+    elif isinstance(kernel, CudaTopK):
+        small = bounds(kernel.rows.rows * kernel.rows.n)[1] <= _POINTS
     else:
         return False
     if not small or type(kernel).body is CudaKernel.body:
@@ -105,6 +125,15 @@ def _is_small(call: Call) -> bool:
     launch = kernel.launch(_TYPICAL)
     modest = launch.shared_bytes <= _SHARED_BYTES
     return launch.block == SEGMENT_BLOCK and modest and not launch.cooperative
+
+
+def _suits_one_block(calls: Sequence[Call]) -> bool:
+    """Whether calls are so short that one block runs them before a grid has met at its barriers."""
+    if len(calls) < 2:
+        return False
+    moved = (traffic(call.kernel, [b.type for b in call.buffers]) for call in calls)
+    short = sum(bounds(nbytes)[1] for nbytes in moved) <= _ONE_BLOCK_BYTES
+    return short and sum(bounds(call.flops)[1] for call in calls) <= _ONE_BLOCK_FLOPS
 
 
 def _chooses(call: Call) -> bool:
@@ -131,15 +160,28 @@ def _segment(
     """
     if len(calls) < 2:
         return list(calls)
+    if settings.one_block and _suits_one_block(calls):
+        alone = replace(settings, stream_weights=False, exchange=False)
+        kernel, buffers, parts = _assembled(calls, others, alone)
+        if kernel.parts[-1].level:
+            return [_joined(calls, kernel, buffers, parts)]
+    settings = replace(settings, one_block=False)
     kernel, buffers, parts = _assembled(simplified(calls, others, settings), others, settings)
     if kernel.block_bytes > _MOST_BLOCK_BYTES:
         kernel, buffers, parts = _assembled(calls, others, replace(settings, exchange=False))
+    return [_joined(calls, kernel, buffers, parts)]
+
+
+def _joined(
+    calls: Sequence[Call], kernel: Segment, buffers: Sequence[LoweredBuffer], parts: Sequence[Call]
+) -> Call:
+    """The call of a segment, which was made of calls; those of its parts."""
     labels = tuple(dict.fromkeys(label for call in calls for label in call.nodes))
     flops: Dim = 0
     for call in calls:
         flops = flops + call.flops
     title = f"segment of {len(calls)} kernels"
-    return [Call(kernel, tuple(buffers), labels, title, flops, tuple(parts))]
+    return Call(kernel, tuple(buffers), labels, title, flops, tuple(parts))
 
 
 def _assembled(

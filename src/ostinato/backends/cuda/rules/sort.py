@@ -51,7 +51,7 @@ _TILES = Template("""\
         const int member = threadIdx.x;
         $word key = 0;
         if (member < size)
-            key = ${name}_key($x[start + (first + member) * inner]);
+            key = key_of($x[start + (first + member) * inner]);
         keys[member] = key;
         __syncthreads();
         if (member < size) {
@@ -148,17 +148,15 @@ class SortTiles(CudaKernel):
 
     def source(self, target: CudaTarget) -> str:
         dtype = self.args[self.x].dtype
-        body = _TILES.substitute(
-            name=self.name,
+        body = key_function(dtype, largest=self.largest) + _TILES.substitute(
             word=word_of(dtype),
             threads=_THREADS,
             x=f"b{self.x}",
             keys=f"b{self.keys}",
             order=f"b{self.order}",
         )
-        key = key_function(self.name, dtype, largest=self.largest)
         types = {self.x: bits_of(dtype)}
-        return function(self, body, self.rows._asdict(), _THREADS, types, key)
+        return function(self, body, self.rows._asdict(), _THREADS, types)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,23 +16,23 @@ __all__ = ["bits_of", "key_function", "word_of"]
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 _KEY = Template("""\
-static __device__ inline $word ${name}_key($word bits) {
+    const auto key_of = []($word bits) -> $word {
 $ordered
-    return $direction;
-}
+        return $direction;
+    };
 """)
 
 #: The bits of an element in the order of elements, by kind.
 _UNSIGNED = ""
-_SIGNED = Template("    bits ^= $sign;")
+_SIGNED = Template("        bits ^= $sign;")
 _FLOAT = Template("""\
-    const $word magnitude = bits & ~($word)$sign;
-    if (magnitude > $infinity)
-        bits = ~($word)0 >> $unused;
-    else if (magnitude == 0)
-        bits = $sign;
-    else
-        bits = bits & $sign ? ~bits & ~($word)0 >> $unused : bits | $sign;""")
+        const $word magnitude = bits & ~($word)$sign;
+        if (magnitude > $infinity)
+            bits = ~($word)0 >> $unused;
+        else if (magnitude == 0)
+            bits = $sign;
+        else
+            bits = bits & $sign ? ~bits & ~($word)0 >> $unused : bits | $sign;""")
 
 #: By dtype, the bits of infinity.
 _INFINITY = {
@@ -53,15 +53,14 @@ def word_of(dtype: DType) -> str:
     return "unsigned long long" if dtype.itemsize > 4 else "unsigned int"
 
 
-def key_function(name: str, dtype: DType, *, largest: bool) -> str:
-    """A device function ``NAME_key`` from an element's bits to its key; better ones are greater.
+def key_function(dtype: DType, *, largest: bool) -> str:
+    """A local function ``key_of`` from an element's bits to its key; better ones are greater.
 
     Args:
-        name: of the kernel.
         dtype: of the elements.
         largest: whether the greatest element is the best.
     """
-    names = {"name": name, "word": word_of(dtype)}
+    names = {"word": word_of(dtype)}
     direction = "bits" if largest else "~bits"
     return _KEY.substitute(names, ordered=_ordered(dtype, names), direction=direction)
 

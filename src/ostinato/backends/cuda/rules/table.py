@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         activated,
         attention,
         column_order,
+        early_operands,
         expert_rules,
         library,
         recurrent,
@@ -57,6 +58,7 @@ else:
     activated = LazyModule("ostinato.backends.cuda.rules.activated")
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     column_order = LazyModule("ostinato.backends.cuda.rules.column_order")
+    early_operands = LazyModule("ostinato.backends.cuda.rules.early_operands")
     expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
     library = LazyModule("ostinato.backends.cuda.rules.library")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
@@ -83,6 +85,7 @@ class CudaLowering:
         stream_weights: fetch the weights of a segment's products ahead of their use.
         exchange: pass values from part to part of a segment without barriers where there is a way.
         segment_experts: let segments have products by chosen matrices.
+        one_block: let a single block run segments that are short enough.
         split_reductions: reduce many elements to few results by two kernels.
         library: the use of a library for large products; ``None``: none.
         experts: params whose experts do not all stay on the device.
@@ -95,6 +98,7 @@ class CudaLowering:
     stream_weights: bool = True
     exchange: bool = True
     segment_experts: bool = False
+    one_block: bool = True
     split_reductions: bool = True
     library: LibrarySettings | None = None
     experts: ExpertStore | None = None
@@ -138,9 +142,14 @@ def lower_for_cuda(
     if settings.segments:
         kept = _needed(program)
         found = segments.SegmentSettings(
-            settings.stream_weights, settings.exchange, settings.segment_experts
+            settings.stream_weights,
+            settings.exchange,
+            settings.segment_experts,
+            settings.one_block,
         )
         calls = segments.form_segments(calls, kept, found)
+    if settings.templates:
+        calls = early_operands.with_early_operands(calls)
     return ExpertProgram.of(program, calls, prepare, called, layers.resident), refused
 
 
@@ -154,7 +163,8 @@ def _expert_rules(
     graph: BaseGraph, settings: CudaLowering, columns: column_order.ColumnOrder | None
 ) -> ExpertRules:
     nodes, store, keep = live_nodes(graph), settings.experts, settings.keep_ids
-    return expert_rules.CudaExpertRules(graph, nodes, store, columns, keep=keep)
+    pairs = settings.shared.fusion.products and not settings.segment_experts
+    return expert_rules.CudaExpertRules(graph, nodes, store, columns, keep=keep, pairs=pairs)
 
 
 def _convolution_gains(node: Node) -> tuple[float, float]:

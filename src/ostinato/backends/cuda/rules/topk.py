@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.kernel import CudaKernel
-from ostinato.backends.cuda.render.frame import function
+from ostinato.backends.cuda.render.body import SharedArray
+from ostinato.backends.cuda.render.frame import body_of
 from ostinato.backends.cuda.rules.sort import lower_sort
 from ostinato.backends.cuda.rules.sort_keys import bits_of, key_function, word_of
 from ostinato.dtypes import INT64
@@ -27,6 +28,7 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
@@ -52,9 +54,7 @@ _THREADS = 256
 _FEW_ROWS, _MOST_SLICES, _SLICE_LENGTH = 16, 64, 2048
 
 _CHOOSE = Template("""\
-    __shared__ $word best_keys[$threads];
-    __shared__ long long best_places[$threads];
-    for (long long item = blockIdx.x; item < rows * $slices; item += gridDim.x) {
+    for (long long item = own.x; item < rows * $slices; item += all.x) {
         const long long row = item / $slices;
         const long long start = row / inner * n * inner + row % inner;
 $range
@@ -68,7 +68,7 @@ $range
                 const long long at = $place;
                 if (at < 0)
                     continue;
-                $word candidate = ${name}_key($x[start + at * inner]);
+                $word candidate = key_of($x[start + at * inner]);
                 bool behind = candidate < last || (candidate == last && at > last_place);
                 bool left = !exhausted && (rank == 0 || behind);
                 bool better = place < 0 || candidate > key || (candidate == key && at < place);
@@ -79,7 +79,7 @@ $range
             }
             best_keys[threadIdx.x] = key;
             best_places[threadIdx.x] = place;
-            __syncthreads();
+            OST_SYNC();
             for (int step = $threads / 2; step > 0; step /= 2) {
                 if (threadIdx.x < step) {
                     $word other = best_keys[threadIdx.x + step];
@@ -92,7 +92,7 @@ $range
                         best_places[threadIdx.x] = at;
                     }
                 }
-                __syncthreads();
+                OST_SYNC();
             }
             last = best_keys[0];
             last_place = best_places[0];
@@ -100,7 +100,7 @@ $range
             if (threadIdx.x == 0) {
 $store
             }
-            __syncthreads();
+            OST_SYNC();
         }
     }
 """)
@@ -123,16 +123,16 @@ _CANDIDATE = Template("""\
                 $positions[item * k + rank] = last_place;""")
 
 _COUNT = Template("""\
-    const long long stride = (long long)gridDim.x * $threads;
-    for (long long item = (long long)blockIdx.x * $threads + threadIdx.x; item < rows * n;
+    const long long stride = (long long)all.x * $threads;
+    for (long long item = (long long)own.x * $threads + threadIdx.x; item < rows * n;
          item += stride) {
         const long long row = item / n, place = item % n;
         const long long start = row / inner * n * inner + row % inner;
         const $element x = $x[start + place * inner];
-        const $word key = ${name}_key(x);
+        const $word key = key_of(x);
         long long rank = 0;
         for (long long i = 0; i < n; i++) {
-            $word other = ${name}_key($x[start + i * inner]);
+            $word other = key_of($x[start + i * inner]);
             rank += other > key || (other == key && i < place);
         }
         if (rank < k) {
@@ -172,12 +172,15 @@ class CudaTopK(TopK, CudaKernel):
         rows, n = bounds(self.rows.rows)[1], bounds(self.rows.n)[1]
         blocks = rows * self.slices if self._one_by_one else -(-rows * n // _THREADS)
         most = target.multiprocessors * target.threads_per_multiprocessor // _THREADS
-        return Launch(max(1, min(blocks, most)), _THREADS)
+        early = target.starts_kernels_early
+        return Launch(max(1, min(blocks, most)), _THREADS, programmatic=early)
 
     def source(self, target: CudaTarget) -> str:
+        return self.body(target).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body:
         dtype = self.args[self.x].dtype
         names = {
-            "name": self.name,
             "element": bits_of(dtype),
             "word": word_of(dtype),
             "threads": str(_THREADS),
@@ -185,12 +188,17 @@ class CudaTopK(TopK, CudaKernel):
             "values": f"b{self.values}",
             "positions": f"b{self.positions}",
         }
-        key = key_function(self.name, dtype, largest=self.largest)
-        body = self._choose(names) if self._one_by_one else _COUNT.substitute(names)
+        arrays: tuple[SharedArray, ...] = ()
+        key = key_function(dtype, largest=self.largest)
+        text = self._choose(names) if self._one_by_one else _COUNT.substitute(names)
+        if self._one_by_one:
+            keys = SharedArray(names["word"], 8, "best_keys", (_THREADS,))
+            arrays = keys, SharedArray("long long", 8, "best_places", (_THREADS,))
         types = {self.x: names["element"]}
         if self.slices == 1:
             types[self.values] = names["element"]
-        return function(self, body, self.rows._asdict(), _THREADS, types, key)
+        sizes, early = self.rows._asdict(), target.starts_kernels_early
+        return body_of(self, key + text, sizes, _THREADS, types, arrays=arrays, early=early)
 
     def _choose(self, names: Mapping[str, str]) -> str:
         """Statements that choose elements one after the other."""
