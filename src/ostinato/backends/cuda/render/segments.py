@@ -95,14 +95,14 @@ class _Renderer:
 
     def _collect(self) -> None:
         """The functions of all parts, each once."""
-        inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
+        self._inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
         self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
         for number, part in enumerate(self.segment.parts):
             how = self._how(part, number)
             if how not in found:
-                found[how] = SegmentFunction(len(found), part, inside, how)
+                found[how] = SegmentFunction(len(found), part, self._inside, how)
             self.functions.append(found[how])
         self.distinct = list(found.values())
 
@@ -130,7 +130,7 @@ class _Renderer:
         if part.shares_of is not None:
             reader = self.segment.parts[part.shares_of].kernel
             assert isinstance(reader, AttentionKernel)
-            each, points = reader.items_of_point, bounds(reader.points)[1]
+            each, points = reader.items_of_point(self._inside), bounds(reader.points)[1]
             shares = (points * each, each, *part.strides)
             if part.shares_of == place:
                 repeated = sum(p.shares_of == place for p in self.segment.parts) - 1
