@@ -363,6 +363,74 @@ static OST_APART void multiply_tile(
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 
+// The products of up to `Together` tiles, `step` apart, of up to 8 rows of elements of 16 bits in
+// shared memory: see `multiply_tile`, whose sums these are. A warp keeps its elements of the rows in
+// registers. `Depth` is a multiple of the elements of a stage.
+template <class Format, int Rows, int Depth, int Together>
+static OST_APART void multiply_tiles_of_rows(
+    ring& shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
+    int tile_step, int columns, float (*parts)[computing / 32][Rows][ring::rows + 1]
+) {
+    static_assert(Rows <= 8, "rows of a fragment");
+    __syncwarp();
+    constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
+    constexpr int steps = own / 16, stages = Depth / all;
+    constexpr int rounds = (stages + ring::groups - 1) / ring::groups;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int member = warp % ring::sharing, group = warp / ring::sharing, column = lane % 8;
+    const int own_rounds = (stages - group + ring::groups - 1) / ring::groups;
+    const unsigned short* const row =
+        left + min(column, rows - 1) * pitch + warp * own + lane / 8 * 8;
+    unsigned a[rounds][steps][4] = {};
+#pragma unroll
+    for (int round = 0; round < rounds; round++) {
+        if (round < own_rounds) {
+#pragma unroll
+            for (int step = 0; step < steps; step += 2) {
+                unsigned found[4];
+                load_matrices(found, row + round * ring::groups * all + step * 16);
+                a[round][step][0] = found[0], a[round][step][2] = found[1];
+                a[round][step + 1][0] = found[2], a[round][step + 1][2] = found[3];
+            }
+        }
+    }
+    ring next = shared_ring;
+#pragma unroll 1
+    for (int tile = 0; tile < Together; tile++) {
+        const int there = columns - (first_tile + tile * tile_step) * ring::rows;
+        if (there <= 0) break;
+        const int place = (column < there ? column : 0) * ring::pitch + member * own * 2;
+        ring from = next;
+        from.advance(group);
+        float sums[4][4] = {};
+#pragma unroll
+        for (int round = 0; round < rounds; round++) {
+            if (round < own_rounds) {
+                const unsigned char* const stage = from.await() + place + lane / 8 * 16;
+                unsigned b[steps / 2][4];
+#pragma unroll
+                for (int step = 0; step < steps; step += 2)
+                    load_matrices(b[step / 2], (const unsigned short*)stage + step * 16);
+#pragma unroll
+                for (int step = 0; step < steps; step++) {
+                    const unsigned* const pair = b[step / 2] + step % 2 * 2;
+                    multiply_tiles(sums[step % 4], a[round][step], pair[0], pair[1], Format());
+                }
+                from.release();
+                from.advance(ring::groups);
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            if (g < Rows)
+                parts[tile][warp][g][t * 2 + e] =
+                    (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
+        next.advance(stages);
+    }
+    shared_ring.slot = next.slot;
+    shared_ring.parity = next.parity;
+}
+
 // The same of floats: a lane has a column, and a quarter of the warp's elements.
 template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
 static OST_APART void multiply_tile(

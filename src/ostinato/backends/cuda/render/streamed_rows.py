@@ -76,6 +76,9 @@ _FLOATS, _BYTES = (FLOAT32, FLOAT16, BFLOAT16), (INT8, UINT8)
 #: The most rows, those of a tensor core's tile.
 _ROWS = 16
 
+#: Rows of the left operand that warps keep in registers, and elements of each, at most.
+_KEPT_ROWS, _KEPT_DEPTH = 8, 4096
+
 #: Bytes of the left operand that a block copies into shared memory, at most.
 _LEFT_BYTES = 40 << 10
 
@@ -131,6 +134,11 @@ _EACH_TILE = Template("""\
 _ALL_TILES = Template("""\
         ost::multiply_row<$row, $wide, $together>(
             ring, left, $scales, (int)depth, first, all.x, columns, parts[turn]
+        );""")
+
+_TILES_OF_ROWS = Template("""\
+        ost::multiply_tiles_of_rows<$format, $rows, $depth, $together>(
+            ring, left, pitch, (int)rows, (int)first, (int)all.x, (int)columns, parts[turn]
         );""")
 
 #: The scales of the left operand's blocks, in shared memory.
@@ -436,6 +444,10 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
         )
         scales = "scales" if isinstance(matmul, BlockwiseProduct) else "nullptr"
         return _ALL_TILES.substitute(wide=wide, together=together, row=row, scales=scales)
+    if _keeps_rows(matmul, left, stream):
+        format_ = f"ost::{_stored(matmul.b).dtype.name}_format"
+        depth = max_extent(matmul.k[0])
+        return _TILES_OF_ROWS.substitute(format=format_, rows=rows, depth=depth, together=together)
     if isinstance(matmul, BlockwiseProduct):
         given = f"ost::{_stored(matmul.b_scale).dtype.name}_format, {matmul.group}, {rows}, {wide}"
         call = f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
@@ -453,6 +465,20 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
         call = f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, (int){depth}"
     staged = ", staged[0][0]" if left.passes else ""
     return _EACH_TILE.substitute(together=together, width=stream.width, call=call, staged=staged)
+
+
+def _keeps_rows(matmul: Matmul, left: _Left, stream: Stream) -> bool:
+    """Whether warps keep the left operand of all tiles in registers."""
+    depth = max_extent(matmul.k[0])
+    return (
+        matmul.b.dtype in (FLOAT16, BFLOAT16)
+        and matmul.acc == FLOAT32
+        and left.shared
+        and max_extent(matmul.m) <= _KEPT_ROWS
+        and depth * matmul.b.dtype.itemsize % _PIECE == 0
+        and depth <= _KEPT_DEPTH
+        and stream.width == _COLUMNS
+    )
 
 
 def _row_of_bytes(matmul: Matmul) -> str:
