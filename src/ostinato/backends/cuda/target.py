@@ -86,7 +86,8 @@ class CudaTarget:
         return (
             f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
             f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
-            f"{self.tiled_transposes} {self.warp_groups} {self.fragments} {self.caches_stages} {self.block}"
+            f"{self.tiled_transposes} {self.warp_groups} {self.fragments} {self.caches_stages} "
+            f"{self.block}"
         )
 
 

@@ -1,6 +1,7 @@
 // A ring of slots in shared memory, through which one warp of a block brings the rows of matrices
 // to all others: bulk copies that run ahead, across the barriers of those who wait for them.
 #pragma once
+#include "packets.cuh"
 #include "products.cuh"
 #include "segments.cuh"
 
@@ -349,6 +350,24 @@ struct left_part {
             if (row < rows_there && k < depths)
                 rows[row] = *(const vector<unsigned, 4>*)(left + row * pitch + k);
     }
+    // Packets may not be there yet: `settle` waits for them.
+    void load(inbox<unsigned short> left, long long pitch, int rows_there, int depths) {
+        const int k = threadIdx.x % 32 * 8;
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            if (row < rows_there && k < depths)
+                rows[row] = load_packets((const vector<unsigned, 4>*)(left.packets + row * pitch + k));
+    }
+    void settle(const unsigned short*, long long, int, int) {}
+    void settle(inbox<unsigned short> left, long long pitch, int rows_there, int depths) {
+        const int k = threadIdx.x % 32 * 8;
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            if (row < rows_there && k < depths && !are_there<unsigned short>(rows[row]))
+                rows[row] = await_packets<unsigned short>(
+                    (const vector<unsigned, 4>*)(left.packets + row * pitch + k)
+                );
+    }
     void store(unsigned short* staged) const {
         __syncwarp();
 #pragma unroll
@@ -361,11 +380,11 @@ struct left_part {
 // The products of a tile: the next stages of the ring by the rows of the left operand, in pairs of
 // bytes or in elements of 16 bits. `parts` gets, by warp, row and column, the sums of the elements
 // that the warp has. Whole: stages are full. Shared: the left operand is in shared memory; if not,
-// `staged` has room for the `left_part` of each warp. Wide: all of a column is in one stage, and each
+// `staged` has room for the `left_part` of each warp; its elements may be packets. Wide: all of a column is in one stage, and each
 // group of warps has columns of its own.
-template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
+template <class Format, int Rows, bool Whole, bool Shared, bool Wide, class Left>
 static OST_APART void multiply_tile(
-    ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
+    ring& shared_ring, Left left, long long pitch, int rows, int depth, int there,
     typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1], unsigned short* staged = nullptr
 ) {
     __syncwarp();
@@ -381,19 +400,21 @@ static OST_APART void multiply_tile(
     from.advance(group);
     typename Format::sum sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
     const unsigned short* at[halves];
-    left += (Wide ? member : warp) * own;
+    left = left + (Wide ? member : warp) * own;
     if (!Shared) staged += warp * Rows * part::pitch;
 #pragma unroll
     for (int half = 0; half < halves; half++) {
         const int row = min(8 * half + lane % 8, rows - 1);
-        at[half] = (Shared ? left + row * pitch : staged + row * part::pitch) + lane / 8 * 8;
+        if constexpr (Shared) at[half] = left + row * pitch + lane / 8 * 8;
+        else at[half] = staged + row * part::pitch + lane / 8 * 8;
     }
     const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
     part next = {};
     if (!Shared && begin < end) next.load(left, pitch, rows, depth - begin - member * own);
     for (int start = begin; start < end; start += ring::groups * all) {
         const int depths = depth - start - member * own;
-        left += ring::groups * all;
+        if (!Shared) next.settle(left, pitch, rows, depths);
+        left = left + ring::groups * all;
         if (!Shared) {
             next.store(staged);
             const int following = depths - ring::groups * all;

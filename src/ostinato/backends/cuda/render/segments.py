@@ -125,6 +125,10 @@ class _Renderer:
                 held.add(number)
             elif space.kind is SpaceKind.PACKETS and not whole:
                 (sent if arg.writes else polled).add(number)
+        awaited: tuple[tuple[int, int], ...] = ()
+        if isinstance(part.kernel, Matmul) and not streams:
+            found = {number: streamed_rows.elements(part.kernel, number) for number in polled}
+            awaited = tuple((number, count) for number, count in sorted(found.items()) if count)
         shares: tuple[int, ...] = ()
         repeated = 0
         if part.shares_of is not None:
@@ -146,6 +150,7 @@ class _Renderer:
             streams,
             frozenset(sent),
             frozenset(polled),
+            awaited,
             frozenset(held),
             tuple(sorted(padded.items())),
             shares,
@@ -269,7 +274,10 @@ class _Renderer:
                 '#include "segments.cuh"',
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
-                *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
+                *(
+                    f.body.part(f"{name}_{f.number}", f.sent, f.polled, f.awaited)
+                    for f in self.distinct
+                ),
                 *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
                 self._records(),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',

@@ -34,7 +34,17 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["MOST_PADDING", "Rows", "Stream", "body", "padded_row", "stream_of", "tiles"]
+__all__ = [
+    "MOST_PADDING",
+    "Rows",
+    "Stream",
+    "body",
+    "elements",
+    "padded_row",
+    "reads_by_stages",
+    "stream_of",
+    "tiles",
+]
 
 _WARPS = SEGMENT_BLOCK // WARP
 
@@ -78,6 +88,9 @@ _ROWS = 16
 
 #: Rows of the left operand that warps keep in registers, and elements of each, at most.
 _KEPT_ROWS, _KEPT_DEPTH = 8, 4096
+
+#: Stages of a column from which on the left operand is awaited stage by stage.
+_FEW_STAGES = 2 * _GROUPS
 
 #: Bytes of the left operand that a block copies into shared memory, at most.
 _LEFT_BYTES = 40 << 10
@@ -177,7 +190,7 @@ _IN_PLACE = Template("""\
     const long long pitch = $pitch;
     const long long m = 0, k = 0;
 $place
-    const $type* const left = b$buffer + place;""")
+    const auto left = b$buffer + place;""")
 
 
 @dataclass(frozen=True)
@@ -305,6 +318,28 @@ def padded_row(matmul: Matmul, argument: int) -> int:
     return depth if whole else 0
 
 
+def reads_by_stages(matmul: Matmul, argument: int) -> bool:
+    """Whether warps may wait for the left operand stage by stage: an argument in packets.
+
+    That is worth it where there are many stages: the last ones are what there is to wait for.
+    """
+    stream, a = stream_of(matmul), matmul.a
+    if stream is None or isinstance(matmul, BlockwiseProduct) or stream.width > _COLUMNS:
+        return False
+    if not isinstance(a, Load) or a.buffer != argument or a.bindings or a.dtype == FLOAT32:
+        return False
+    depth = max_extent(matmul.k[0])
+    many = depth * a.dtype.itemsize >= _FEW_STAGES * _PIECE
+    return many and _is_whole(a, matmul) and _rest(a.index, {matmul.m: depth, matmul.k[0]: 1}) == 0
+
+
+def elements(matmul: Matmul, argument: int) -> int:
+    """The elements of an argument that :func:`reads_by_stages`; 0: it does not."""
+    if not reads_by_stages(matmul, argument):
+        return 0
+    return max_extent(matmul.m) * max_extent(matmul.k[0])
+
+
 def _is_whole(a: Load, matmul: Matmul) -> bool:
     """Whether the left operand is vectors of 16 bytes."""
     run = run_of(a, matmul.k[0], max_extent(matmul.k[0]))
@@ -326,7 +361,7 @@ def body(
         polled: those whose elements are waited for where they are read.
     """
     rows, acc = max(1, max_extent(matmul.m)), matmul.acc
-    stream, left = stream_of(matmul), _left_of(matmul, held, padded)
+    stream, left = stream_of(matmul), _left_of(matmul, held, padded, polled)
     assert stream is not None
     assert left is not None
     arrays, wide = list(left.arrays), stream.width > _COLUMNS
@@ -445,9 +480,12 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
         scales = "scales" if isinstance(matmul, BlockwiseProduct) else "nullptr"
         return _ALL_TILES.substitute(wide=wide, together=together, row=row, scales=scales)
     if _keeps_rows(matmul, left, stream):
-        format_ = f"ost::{_stored(matmul.b).dtype.name}_format"
-        depth = max_extent(matmul.k[0])
-        return _TILES_OF_ROWS.substitute(format=format_, rows=rows, depth=depth, together=together)
+        return _TILES_OF_ROWS.substitute(
+            format=f"ost::{_stored(matmul.b).dtype.name}_format",
+            rows=rows,
+            depth=max_extent(matmul.k[0]),
+            together=together,
+        )
     if isinstance(matmul, BlockwiseProduct):
         given = f"ost::{_stored(matmul.b_scale).dtype.name}_format, {matmul.group}, {rows}, {wide}"
         call = f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
@@ -584,7 +622,10 @@ class _Left:
 
 
 def _left_of(
-    matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = ()
+    matmul: Matmul,
+    held: Collection[int] = (),
+    padded: Collection[int] = (),
+    polled: Collection[int] = (),
 ) -> _Left | None:
     """The way to the left operand, if there is one."""
     depth = max_extent(matmul.k[0])
@@ -595,7 +636,8 @@ def _left_of(
             return _Left(matmul, pitch, staged=False, held=True)
         if max_extent(matmul.m) == 1:
             return _Left(matmul, depth, staged=False, held=True)
-    if max_extent(matmul.m) * pitch * a.dtype.itemsize <= _LEFT_BYTES:
+    apart = isinstance(a, Load) and a.buffer in polled
+    if not apart and max_extent(matmul.m) * pitch * a.dtype.itemsize <= _LEFT_BYTES:
         return _Left(matmul, pitch, staged=True)
     if not isinstance(a, Load) or a.bindings or not _is_whole(a, matmul):
         return None
