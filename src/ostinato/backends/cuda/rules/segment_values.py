@@ -198,7 +198,7 @@ class Ways:
         )
 
     def _is_polled_whole(self, buffer: LoweredBuffer) -> bool:
-        """Whether parts may read the packets of a result where they are: it is no share, and short."""
+        """Whether parts may read packets of a result where they are: it is short, and no share."""
         short = buffer.nbytes // buffer.type.dtype.itemsize <= _POLLED_ELEMENTS
         return bool(self._readers.get(buffer)) and short and buffer not in self._shares.sizes
 
