@@ -31,8 +31,6 @@ class CudaTarget:
             that themselves, where the GPU can.
         tiled_transposes: whether elements that change places go by way of shared memory.
         warp_groups: whether tensor cores multiply for groups of four warps, where the GPU can.
-        caches_stages: whether what the ring of a segment has no slots for is brought into the cache
-            of all multiprocessors.
         fragments: whether tensor cores multiply the keys of a few rows in parts of segments.
     """
 
@@ -46,7 +44,6 @@ class CudaTarget:
     tiled_transposes: bool = True
     warp_groups: bool = True
     fragments: bool = True
-    caches_stages: bool = True
 
     @staticmethod
     def of_arch(arch: str) -> CudaTarget:
@@ -86,8 +83,7 @@ class CudaTarget:
         return (
             f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
             f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
-            f"{self.tiled_transposes} {self.warp_groups} {self.fragments} {self.caches_stages} "
-            f"{self.block}"
+            f"{self.tiled_transposes} {self.warp_groups} {self.fragments} {self.block}"
         )
 
 

@@ -290,19 +290,6 @@ def test_a_long_left_operand_is_awaited_stage_by_stage(session: ost.Session, row
             compile_text(text, arch)
 
 
-def test_stages_are_cached_while_the_ring_is_full(session: ost.Session) -> None:
-    d = Draw(ost.Graph("cached"), np.random.default_rng(0))
-    g, x = d.g, d.of((1, 528), "bfloat16")
-    made = np.random.default_rng(1).standard_normal((528, 700)) / 23
-    y = g.matmul(x, g.param("w", made.shape, "bfloat16", value=made.astype(x.dtype.numpy)))
-    g.set_outputs([y, g.softmax(y)])
-    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
-    (segment,) = segments_of(session.compile(g))
-    target = CudaTarget.of_arch("sm_90")
-    assert "ahead.bring(" in segment.source(target)
-    assert "ahead.bring(" not in segment.source(replace(target, caches_stages=False))
-
-
 def check_streams(session: ost.Session, d: Draw) -> None:
     """Compare products with and without the ring with the oracle; all of them can stream."""
     plain = ost.CompileOptions(stream_weights=False)

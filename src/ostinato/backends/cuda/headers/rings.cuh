@@ -63,24 +63,16 @@ inline void barrier_expect(phased_barrier* barrier, unsigned bytes) {
 #endif
 }
 
-// Whether the phase of a parity has ended. Patient: the thread may sleep for a while before that is
-// known to be false.
-template <bool Patient = true>
 inline bool barrier_passed(phased_barrier* barrier, unsigned parity) {
 #ifdef __CUDA_ARCH__
     unsigned passed = 0;
 #if __CUDA_ARCH__ >= 900
-#define OST_PASSED(WAIT)                                                                    \
-    asm volatile(                                                                           \
-        "{ .reg .pred p; mbarrier." WAIT ".parity.shared::cta.b64 p, [%1], %2; "            \
-        "selp.u32 %0, 1, 0, p; }"                                                           \
-        : "=r"(passed)                                                                      \
-        : "r"(shared_address(barrier)), "r"(parity)                                         \
-        : "memory"                                                                          \
-    )
-    if (Patient) OST_PASSED("try_wait");
-    else OST_PASSED("test_wait");
-#undef OST_PASSED
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(passed)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory"
+    );
 #endif
     return passed != 0;
 #else
@@ -148,7 +140,6 @@ struct ring {
     int ahead;         // stages under way, at most: more of them delay every other access to memory
     int slot = 0;
     unsigned parity = 0;
-    int copied = 0;  // stages that were started
 
     // Starts the barriers: called by one thread, before all others use them.
     void start() {
@@ -177,10 +168,8 @@ struct ring {
     }
 
     // Fills slots with the rows of a block's tiles, each from end to end: called by a warp, whose lanes
-    // copy a row each, first those of the matrix, then those beside. While all slots are full, it calls
-    // `idle` again and again.
-    template <class Idle>
-    void fetch(place own, place all, rows_of_memory those, Idle idle) {
+    // copy a row each, first those of the matrix, then those beside.
+    void fetch(place own, place all, rows_of_memory those) {
         const int lane = threadIdx.x % 32, length = (int)those.length;
         const bool beside = lane >= rows, copies = lane < rows || (lane < 2 * rows && those.beside);
         const unsigned char* const from = beside ? those.beside : those.from;
@@ -201,8 +190,6 @@ struct ring {
 #pragma unroll 1
                 for (int row = 0; row < last; row += rows) {
                     const int there = min(last - row, rows);
-                    while (!barrier_passed<false>(emptied + slot, parity ^ 1) && idle()) {
-                    }
                     barrier_wait(emptied + slot, parity ^ 1);
                     const bool wrapped = slot < ahead;
                     const int earlier = wrapped ? slot + count - ahead : slot - ahead;
@@ -215,67 +202,10 @@ struct ring {
                             own_size, arrived + slot
                         );
                     advance();
-                    copied++;
                 }
                 source += own_piece;
                 own_left -= own_piece, beside_left -= those.beside_piece;
             }
-        }
-    }
-};
-
-// Brings bytes into the cache of all multiprocessors; both numbers are multiples of 16.
-inline void cache_bulk(const void* from, unsigned bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
-// Walks through the stages that a ring will copy, and brings those that it has no slots for into the
-// cache of all multiprocessors: from there they come faster, once there are slots.
-struct stages_ahead {
-    // Stages beyond those that are copied, at most.
-    static constexpr int most = 12;
-
-    volatile unsigned* sink;  // a word for each lane
-    int parts;
-    rows_of_memory those = {};
-    place own = {0}, all = {0};
-    int part = 0;               // the next one
-    long long first = 0;        // row of the tile
-    int offset = 0, passed = 0;  // bytes of the tile; stages before it
-    const unsigned char* last = nullptr;
-
-    // Brings the next stage, after the one before has arrived. `find` gives the rows of a part, and
-    // whether it has any. Returns whether there may be more to do. Called by a warp.
-    template <class Find>
-    bool bring(int copied, Find find) {
-        while (true) {
-            while (first >= those.total) {
-                if (part == parts) return false;
-                those.total = 0;
-                if (find(part, those, own, all)) first = (long long)own.x * those.width;
-                part++;
-            }
-            constexpr int stage = ring::rows * ring::piece;
-            const long long rest = those.total - first;
-            const int rows = rest < those.width ? (int)rest : those.width;
-            const int bytes = rows * (int)those.length, size = min(bytes - offset, stage);
-            const int number = passed + offset / stage;
-            if (number >= copied + most) return false;
-            const unsigned char* const from = those.from + first * those.length + offset;
-            offset += stage;
-            if (offset >= bytes) {
-                const int pieces = ((int)those.length + those.piece - 1) / those.piece;
-                passed += (rows + ring::rows - 1) / ring::rows * pieces;
-                first += (long long)all.x * those.width;
-                offset = 0;
-            }
-            if (number < copied) continue;
-            if (threadIdx.x % 32 == 0) cache_bulk(from, size);
-            if (last != nullptr) sink[threadIdx.x % 32] = *(const volatile unsigned*)last;
-            last = from + size - 16;
-            return true;
         }
     }
 };

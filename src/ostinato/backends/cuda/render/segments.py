@@ -392,12 +392,10 @@ class _Renderer:
             "    __syncthreads();",
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             "        ost::ring filled = ring;  // in registers: no function has its address",
-            f"        ost::stages_ahead ahead = {{{self._sink}, {len(self._fetched)}}};",
-            "        const auto find = [&](int n, ost::rows_of_memory& those, ost::place& own,",
-            "                              ost::place& all) {",
+            f"        for (int n = 0; n < {len(self._fetched)}; n++) {{",
             f"            const int i = records[{self.width * len(self.segment.parts)} + n];",
-            f"            const unsigned short* const record = records + i * {self.width};",
-            f"            all = {{record[{_PLACE}]}}, own = {{record[{_PLACE + 1}]}};",
+            *self._place(),
+            "            ost::rows_of_memory those;",
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
@@ -414,21 +412,11 @@ class _Renderer:
                 size = operand.nbytes  # one row, of blocks that have the part
                 fields = f"{start} + {operand.offset}, 1, {size}, {size}, {size}, 1"
                 lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
-        idle = "ahead.bring(filled.copied, find)" if self.target.caches_stages else "false"
         return [
             *lines,
-            "            default: return false;",
-            "            }",
-            "            return true;",
-            "        };",
-            f"        for (int n = 0; n < {len(self._fetched)}; n++) {{",
-            "            ost::rows_of_memory those;",
-            "            ost::place own, all;",
-            "            if (find(n, those, own, all)) {",
-            f"                filled.fetch(own, all, those, [&] {{ return {idle}; }});",
-            "                continue;",
-            "            }",
             *self._touches(),
+            "            }",
+            "            filled.fetch(own, all, those);",
             "        }",
             "        return;",
             "    }",
@@ -465,27 +453,20 @@ class _Renderer:
         return operand if fits else None
 
     def _touches(self) -> list[str]:
-        """Statements for the parts for which nothing comes through the ring."""
-        if not self._touching:
-            return []
-        lines = [
-            f"            const int i = records[{self.width * len(self.segment.parts)} + n];",
-            f"            const unsigned short* const record = records + i * {self.width};",
-            "            if (own.x >= all.x) continue;",
-            "            switch (record[0]) {",
-        ]
+        """The cases of these functions."""
+        lines = []
         for function in self._touching:
             *types, _ = function.body.types()
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
-            call = ", ".join(["own", "all", self._sink, *given, "variables"])
-            name = f"{self.segment.name}_{function.number}_touch"
-            lines.append(f"            case {function.number}: {name}({call}); break;")
-        return [*lines, "            }"]
-
-    @property
-    def _sink(self) -> str:
-        """The words of the lanes of the warp that fills the ring."""
-        return f"(volatile unsigned*)(memory + {self.sink_start})"
+            sink = f"(volatile unsigned*)(memory + {self.sink_start})"
+            call = ", ".join(["own", "all", sink, *given, "variables"])
+            lines += [
+                f"            case {function.number}:",
+                "                if (own.x < all.x)",
+                f"                    {self.segment.name}_{function.number}_touch({call});",
+                "                continue;",
+            ]
+        return lines
 
     def _parts(self) -> list[str]:
         """The loop over all parts."""
