@@ -15,7 +15,7 @@ from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
-from tests.devices.registered import open_session, registered
+from tests.devices.registered import open_session
 
 #: Batch, query heads, key heads, queries, keys, head size, features.
 SHAPES = {
@@ -71,9 +71,7 @@ def session() -> ost.Session:
 
 @pytest.fixture(scope="module")
 def segments() -> ost.Session:
-    backend = "tests.devices.cuda_emulation.backend:CudaSegmentsBackend"
-    with registered(cudasegments=backend):
-        return ost.Session("cudasegments")
+    return open_session("cudasegments")
 
 
 def check(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
     from ostinato.backends.cuda.target import CudaTarget
 
-__all__ = ["launch", "source"]
+__all__ = ["launch", "source", "stamped_form", "stamped_source"]
 
 #: Blocks that share a multiprocessor, at most, where they have no ring.
 _RESIDENT = 2
@@ -59,29 +59,51 @@ _BYTES_AHEAD = 32 << 10
 #: Blocks of a segment of independent parts, at most: what a field of a record holds.
 _MOST_BLOCKS = (1 << 16) - 1
 
+#: Bytes of static shared memory where parts are timed.
+_STAMP_BYTES = 16
+
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
 
 
-def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
+def launch(segment: SegmentKernel, target: CudaTarget, *, stamped: bool = False) -> Launch:
     """The launch of a segment: as many blocks as are resident at the same time.
 
     Parts that need no barrier between them have blocks of their own.
     """
-    return _Renderer(segment, target).launch
+    return _Renderer(segment, target, stamped=stamped).launch
 
 
 def source(segment: SegmentKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a segment."""
-    return _Renderer(segment, target).source()
+    return _Renderer(segment, target).source(segment.name)
+
+
+def stamped_source(segment: SegmentKernel, target: CudaTarget, name: str) -> str:
+    """The same with a log of each block as the last argument; see ``stamps.cuh``.
+
+    Args:
+        segment, target: the segment, and the GPU.
+        name: the symbol.
+    """
+    return _Renderer(segment, target, stamped=True).source(name)
+
+
+def stamped_form(segment: SegmentKernel, target: CudaTarget) -> tuple[int, list[int]]:
+    """The number of entries of the log of a block, at most; by part, the blocks that have work."""
+    renderer = _Renderer(segment, target, stamped=True)
+    return renderer.log_entries, [working for _, working in renderer._blocks()]
 
 
 class _Renderer:
     """The text of a segment."""
 
-    def __init__(self, segment: SegmentKernel, target: CudaTarget) -> None:
+    def __init__(
+        self, segment: SegmentKernel, target: CudaTarget, *, stamped: bool = False
+    ) -> None:
         self.segment = segment
         self.target = target
+        self.stamped = stamped
         self.width = _FIELDS + max(len(part.arguments) for part in segment.parts)
         self.independent = _is_independent(segment)
         streams = target.copies_in_bulk and any(part.streams for part in segment.parts)
@@ -231,6 +253,11 @@ class _Renderer:
         return max(arrays, self.value_start + _whole(self.segment.block_bytes))
 
     @property
+    def room(self) -> int:
+        """Bytes of dynamic shared memory of a block, at most."""
+        return self.target.shared_bytes_per_block - _STAMP_BYTES * self.stamped
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of a slot of the ring, which the stages of all streams fit."""
         return max(f.stream.slot_bytes for f in self.distinct if f.stream is not None)
@@ -239,7 +266,7 @@ class _Renderer:
     def slots(self) -> int:
         """Slots of the ring: all that there is room for."""
         each = self.slot_bytes + 2 * _BARRIER_BYTES
-        return min((self.target.shared_bytes_per_block - self.fixed_bytes) // each, _MOST_SLOTS)
+        return min((self.room - self.fixed_bytes) // each, _MOST_SLOTS)
 
     @cached_property
     def launch(self) -> Launch:
@@ -251,15 +278,22 @@ class _Renderer:
         if self.streams:
             shared += self.slots * (self.slot_bytes + 2 * _BARRIER_BYTES)
             return Launch(blocks, SEGMENT_BLOCK + WARP, shared, cooperative=True)
-        fits = _RESIDENT * (shared + _RESERVED) <= self.target.shared_bytes_per_block
+        fits = _RESIDENT * (shared + _RESERVED) <= self.room
         resident = _RESIDENT if fits else 1
         return Launch(resident * blocks, SEGMENT_BLOCK, shared, cooperative=True)
 
     # -- text -------------------------------------------------------------------------------
 
-    def source(self) -> str:
-        """The whole text."""
-        segment, dialect, name = self.segment, CudaDialect(), self.segment.name
+    @property
+    def log_entries(self) -> int:
+        """Entries of the log of a block, at most: those of the only one."""
+        repeated = ((f.repeated + 1) * (f.shares[0] - 1) for f in self.functions if f.repeated)
+        return 1 + len(self.segment.parts) + sum(repeated)
+
+    def source(self, name: str) -> str:
+        """The whole text, of a kernel with this symbol."""
+        self.name = name
+        segment, dialect = self.segment, CudaDialect()
         includes = dict.fromkeys(
             line for f in self.distinct for line in f.body.includes.splitlines() if line
         )
@@ -267,10 +301,14 @@ class _Renderer:
             f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
             for i, arg in enumerate(segment.args)
         )
+        log = f"b{len(segment.args)}"
+        if self.stamped:
+            parameters += f", long long* {log}"
         block, early = self.launch.block, self.launch.programmatic
         resident = min(max(1, self.launch.grid // self.target.multiprocessors), _RESIDENT)
         return "\n".join(
             [
+                *(["#define OST_STAMPED"] if self.stamped else []),
                 '#include "segments.cuh"',
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
@@ -286,6 +324,7 @@ class _Renderer:
                 f"    unsigned char* const memory = {name}_memory;",
                 *(["    ost::wait_for_earlier_kernels();"] if early else []),
                 *([f"    if (vars[{FAILED}] != 0) return;"] if segment.guarded else []),
+                *([f"    ost::part_log log({log}, {self.log_entries});"] if self.stamped else []),
                 "    const void** const at = (const void**)memory;",
                 *self._addresses(),
                 f"    unsigned short* const records = (unsigned short*)(memory + "
@@ -336,7 +375,7 @@ class _Renderer:
             rows.append(f"    {', '.join(map(str, fields))},")
         if self._fetched:
             rows.append(f"    {', '.join(map(str, self._fetched))},")
-        name = f"{self.segment.name}_records[{self.table_size}]"
+        name = f"{self.name}_records[{self.table_size}]"
         head = f"static __device__ const unsigned short {name} = {{"
         return "\n".join([head, *rows, "};"])
 
@@ -465,7 +504,7 @@ class _Renderer:
             lines += [
                 f"            case {function.number}:",
                 "                if (own.x < all.x)",
-                f"                    {self.segment.name}_{function.number}_touch({call});",
+                f"                    {self.name}_{function.number}_touch({call});",
                 "                continue;",
             ]
         return lines
@@ -483,6 +522,9 @@ class _Renderer:
         shared = any(function.shares for function in self.distinct)
         if shared:
             lines += ["    unsigned item = 0;  // of attention", "    bool further = false;"]
+        skipped = "continue;"
+        if self.stamped:
+            skipped = "{ if (record[1]) log.end_part(i); continue; }"
         lines += [
             f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
             *self._place(),
@@ -497,14 +539,15 @@ class _Renderer:
                 "            }",
             ]
         lines += [
-            "            if (own.x >= all.x) continue;",
+            *(["            const int number = i;"] if self.stamped else []),
+            f"            if (own.x >= all.x) {skipped}",
             "            OST_SYNC();",
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
             *types, _ = function.body.types(function.sent, function.polled)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
-            name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
+            name, place = f"{self.name}_{function.number}", ["own", "all"]
             lines.append(f"            case {function.number}:")
             before, further = [], []
             if (operand := self._brought(function)) is not None:
@@ -537,8 +580,11 @@ class _Renderer:
             )
             lines += [*before, f"                {name}({call});", *further]
             lines.append("            break;")
+        lines.append("            }")
+        if self.stamped:
+            lines += ["            OST_SYNC();", "            log.end_part(number);"]
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
-        return [*lines, "            }", "    }", *last]
+        return [*lines, "    }", *(["    log.end();"] if self.stamped else []), *last]
 
     def _place(self) -> list[str]:
         """Declarations of the record of a part, and of the block's place in it."""
