@@ -317,11 +317,13 @@ struct left_part {
 // The products of a tile: the next stages of the ring by the rows of the left operand, in pairs of
 // bytes or in elements of 16 bits. `parts` gets, by warp, row and column, the sums of the elements
 // that the warp has. Whole: stages are full. Shared: the left operand is in shared memory; if not,
-// `staged` has room for the `left_part` of each warp; its elements may be packets. Wide: all of a column is in one stage, and each
+// `staged` has room for the `left_part` of each warp. Polled: its elements are packets. Wide: all of a column is in one stage, and each
 // group of warps has columns of its own.
-template <class Format, int Rows, bool Whole, bool Shared, bool Wide, class Left>
+template <class Format, int Rows, bool Whole, bool Shared, bool Wide, bool Polled = false>
 static OST_APART void multiply_tile(
-    ring& shared_ring, Left left, long long pitch, int rows, int depth, int there,
+    ring& shared_ring,
+    typename choice<Polled, inbox<unsigned short>, const unsigned short*>::type left,
+    long long pitch, int rows, int depth, int there,
     typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1], unsigned short* staged = nullptr
 ) {
     __syncwarp();

@@ -518,7 +518,7 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
         if left.in_bytes:
             operand, depth = "(const unsigned short*)left, pitch / 2", "depth / 2"
             format_ = _byte_format(matmul)
-        given = f"{format_}, {rows}, {whole}, {flags[left.shared]}, {wide}"
+        given = f"{format_}, {rows}, {whole}, {flags[left.shared]}, {wide}" + ", true" * left.polled
         call = f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, (int){depth}"
     staged = ", staged[0][0]" if left.passes else ""
     return _EACH_TILE.substitute(together=together, width=stream.width, call=call, staged=staged)
@@ -553,12 +553,14 @@ class _Left:
         pitch: elements from one row to the next; where it is read in place.
         staged: whether a block copies it into shared memory.
         held: whether it is there already.
+        polled: whether its elements are waited for where they are read.
     """
 
     matmul: Matmul
     pitch: int
     staged: bool
     held: bool = False
+    polled: bool = False
 
     @property
     def shared(self) -> bool:
@@ -647,7 +649,7 @@ def _left_of(
     if not isinstance(a, Load) or a.bindings or not _is_whole(a, matmul):
         return None
     rest = _rest(a.index, {matmul.m: depth, matmul.k[0]: 1})
-    return None if rest is None else _Left(matmul, depth, staged=False)
+    return None if rest is None else _Left(matmul, depth, staged=False, polled=apart)
 
 
 def _rest(index: Dim, factors: Mapping[Symbol, int]) -> int | None:
