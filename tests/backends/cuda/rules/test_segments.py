@@ -248,20 +248,20 @@ def test_streamed_weights(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows", "columns"),
-    [("bfloat16", 1, 11), ("float16", 8, 44)],
+    ("dtype", "rows", "depth"),
+    [("bfloat16", 1, 2048), ("float16", 3, 3072), pytest.param("bfloat16", 8, 2048, marks=SLOW)],
 )
-def test_whole_columns_are_stages(
-    session: ost.Session, dtype: str, rows: int, columns: int
+def test_rows_stay_in_registers_for_all_tiles(
+    session: ost.Session, dtype: str, rows: int, depth: int
 ) -> None:
-    d = Draw(ost.Graph("whole"), np.random.default_rng(columns))
-    g, x = d.g, d.of((rows, 2048), dtype)
-    made = np.random.default_rng(1).standard_normal((2048, columns)) / 50
+    d = Draw(ost.Graph("kept"), np.random.default_rng(depth))
+    g, x = d.g, d.of((rows, depth), dtype)
+    made = np.random.default_rng(1).standard_normal((depth, 41)) / 50
     y = g.matmul(x, g.param("w", made.shape, dtype, value=made.astype(x.dtype.numpy)))
     g.set_outputs([y, g.softmax(y)])
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
     (segment,) = segments_of(session.compile(g))
-    assert "multiply_columns" in segment.source(CudaTarget.of_arch("sm_90"))
+    assert "multiply_tiles_of_rows" in segment.source(CudaTarget.of_arch("sm_90"))
 
 
 @pytest.mark.parametrize("rows", [1, 3, pytest.param(12, marks=SLOW)])

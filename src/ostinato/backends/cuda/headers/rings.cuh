@@ -123,7 +123,6 @@ struct rows_of_memory {
     int piece, pitch, width;  // bytes of a row in a stage, from one to the next; rows of a tile
     const unsigned char* beside = nullptr;
     int beside_length = 0, beside_piece = 0;  // its bytes are behind those of the same row
-    int lines = 8;                            // rows of a stage: fewer of them where these are whole
 };
 
 // The slot of the next stage, and the parity of its phase; each thread has its own.
@@ -136,9 +135,6 @@ struct ring {
     // stage takes as long as to multiply much of it.
     static constexpr int sharing = 4, groups = computing / 32 / sharing;
 
-    // Arrivals that make a slot empty: all warps have one, or `sharing` of them have several.
-    static constexpr int releases = computing / 32;
-
     phased_barrier *arrived, *emptied;
     unsigned char* slots;
     int count, bytes;  // slots, and bytes of each
@@ -150,7 +146,7 @@ struct ring {
     void start() {
         for (int i = 0; i < count; i++) {
             barrier_start(arrived + i, 1);
-            barrier_start(emptied + i, releases);
+            barrier_start(emptied + i, sharing);
         }
         barriers_started();
     }
@@ -166,44 +162,42 @@ struct ring {
         return slots + slot * bytes;
     }
 
-    // Called by each of the warps that have read the stage: `sharing` of them, or all.
-    template <int Warps = sharing>
+    // Called by each of the warps that have read the stage.
     void release() {
         __syncwarp();
-        if (threadIdx.x % 32 < releases / Warps) barrier_arrive(emptied + slot);
+        if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
     }
 
     // Fills slots with the rows of a block's tiles, each from end to end: called by a warp, whose lanes
     // copy a row each, first those of the matrix, then those beside.
     void fetch(place own, place all, rows_of_memory those) {
-        const int lane = threadIdx.x % 32, length = (int)those.length, lines = those.lines;
-        const bool beside = lane >= lines;
-        const bool copies = lane < lines || (lane < 2 * lines && those.beside);
+        const int lane = threadIdx.x % 32, length = (int)those.length;
+        const bool beside = lane >= rows, copies = lane < rows || (lane < 2 * rows && those.beside);
         const unsigned char* const from = beside ? those.beside : those.from;
         const int own_length = beside ? those.beside_length : length;
         const int own_piece = beside ? those.beside_piece : those.piece;
-        const int inside = lane % lines * those.pitch + (beside ? those.piece : 0);
+        const int inside = lane % rows * those.pitch + (beside ? those.piece : 0);
 #pragma unroll 1
         for (long long first = (long long)own.x * those.width; first < those.total;
              first += (long long)all.x * those.width) {
             const long long rest = those.total - first;
             const int last = rest < those.width ? (int)rest : those.width;
-            const unsigned char* source = from + (first + lane % lines) * own_length;
+            const unsigned char* source = from + (first + lane % rows) * own_length;
             int own_left = own_length, beside_left = those.beside_length;
 #pragma unroll 1
             for (int left = length; left > 0; left -= those.piece) {
                 const int size = min(left, those.piece), own_size = min(own_left, own_piece);
                 const int bytes_of_row = size + min(beside_left, those.beside_piece);
 #pragma unroll 1
-                for (int row = 0; row < last; row += lines) {
-                    const int there = min(last - row, lines);
+                for (int row = 0; row < last; row += rows) {
+                    const int there = min(last - row, rows);
                     barrier_wait(emptied + slot, parity ^ 1);
                     const bool wrapped = slot < ahead;
                     const int earlier = wrapped ? slot + count - ahead : slot - ahead;
                     barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
                     if (lane == 0) barrier_expect(arrived + slot, there * bytes_of_row);
                     __syncwarp();
-                    if (copies && lane % lines < there && own_size > 0)
+                    if (copies && lane % rows < there && own_size > 0)
                         copy_bulk(
                             slots + slot * bytes + inside, source + (long long)row * own_length,
                             own_size, arrived + slot
@@ -393,76 +387,69 @@ static OST_APART void multiply_tile(
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 
-// The products of up to `Together` tiles, `tile_step` apart, of up to 8 rows of elements of 16 bits in
-// shared memory: the sums are those of `multiply_tile`. A stage has whole columns, which lie side by
-// side in memory; all warps read all stages of a tile, and keep their elements of the rows in registers.
+// The products of up to `Together` tiles, `step` apart, of up to 8 rows of elements of 16 bits in
+// shared memory: see `multiply_tile`, whose sums these are. A warp keeps its elements of the rows in
+// registers. `Depth` is a multiple of the elements of a stage.
 template <class Format, int Rows, int Depth, int Together>
-static OST_APART void multiply_columns(
+static OST_APART void multiply_tiles_of_rows(
     ring& shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
     int tile_step, int columns, float (*parts)[computing / 32][Rows][ring::rows + 1]
 ) {
-    constexpr int warps = computing / 32, own = stage_elements<unsigned short> / ring::sharing;
-    constexpr int stages = Depth / stage_elements<unsigned short>, lines = ring::rows / stages;
-    constexpr int steps = own / 16, rounds = Depth / (own * warps);
-    static_assert(Rows <= 8 && lines * stages == ring::rows && rounds >= 1, "rows of a fragment");
+    static_assert(Rows <= 8, "rows of a fragment");
     __syncwarp();
+    constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
+    constexpr int steps = own / 16, stages = Depth / all;
+    constexpr int rounds = (stages + ring::groups - 1) / ring::groups;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int column = lane % 8;
+    const int member = warp % ring::sharing, group = warp / ring::sharing, column = lane % 8;
+    const int own_rounds = (stages - group + ring::groups - 1) / ring::groups;
     const unsigned short* const row =
         left + min(column, rows - 1) * pitch + warp * own + lane / 8 * 8;
     unsigned a[rounds][steps][4] = {};
 #pragma unroll
     for (int round = 0; round < rounds; round++) {
+        if (round < own_rounds) {
 #pragma unroll
-        for (int step = 0; step < steps; step += 2) {
-            unsigned found[4];
-            load_matrices(found, row + round * own * warps + step * 16);
-            a[round][step][0] = found[0], a[round][step][2] = found[1];
-            a[round][step + 1][0] = found[2], a[round][step + 1][2] = found[3];
+            for (int step = 0; step < steps; step += 2) {
+                unsigned found[4];
+                load_matrices(found, row + round * ring::groups * all + step * 16);
+                a[round][step][0] = found[0], a[round][step][2] = found[1];
+                a[round][step + 1][0] = found[2], a[round][step + 1][2] = found[3];
+            }
         }
     }
     ring next = shared_ring;
 #pragma unroll 1
     for (int tile = 0; tile < Together; tile++) {
-        const int rest = columns - (first_tile + tile * tile_step) * ring::rows;
-        if (rest <= 0) break;
-        const int there = min(rest, ring::rows), own_column = column < there ? column : 0;
-        const unsigned char* line = nullptr;
+        const int there = columns - (first_tile + tile * tile_step) * ring::rows;
+        if (there <= 0) break;
+        const int place = (column < there ? column : 0) * ring::pitch + member * own * 2;
         ring from = next;
-#pragma unroll
-        for (int stage = 0; stage < stages; stage++) {
-            if (stage * lines >= there) break;
-            const unsigned char* const found = from.await();
-            if (own_column / lines == stage) line = found;
-            from.advance();
-        }
-        line += own_column % lines * (Depth * 2 + 16) + warp * own * 2 + lane / 8 * 16;
+        from.advance(group);
         float sums[4][4] = {};
 #pragma unroll
         for (int round = 0; round < rounds; round++) {
-            unsigned b[steps / 2][4];
+            if (round < own_rounds) {
+                const unsigned char* const stage = from.await() + place + lane / 8 * 16;
+                unsigned b[steps / 2][4];
 #pragma unroll
-            for (int step = 0; step < steps; step += 2)
-                load_matrices(
-                    b[step / 2], (const unsigned short*)line + round * own * warps + step * 16
-                );
+                for (int step = 0; step < steps; step += 2)
+                    load_matrices(b[step / 2], (const unsigned short*)stage + step * 16);
 #pragma unroll
-            for (int step = 0; step < steps; step++) {
-                const unsigned* const pair = b[step / 2] + step % 2 * 2;
-                multiply_tiles(sums[step % 4], a[round][step], pair[0], pair[1], Format());
+                for (int step = 0; step < steps; step++) {
+                    const unsigned* const pair = b[step / 2] + step % 2 * 2;
+                    multiply_tiles(sums[step % 4], a[round][step], pair[0], pair[1], Format());
+                }
+                from.release();
+                from.advance(ring::groups);
             }
-        }
-#pragma unroll
-        for (int stage = 0; stage < stages; stage++) {
-            if (stage * lines >= there) break;
-            next.release<warps>();
-            next.advance();
         }
 #pragma unroll
         for (int e = 0; e < 2; e++)
             if (g < Rows)
                 parts[tile][warp][g][t * 2 + e] =
                     (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
+        next.advance(stages);
     }
     shared_ring.slot = next.slot;
     shared_ring.parity = next.parity;

@@ -444,8 +444,6 @@ class _Renderer:
                 given += [stream.pitch, stream.width]
                 if scales is not None:
                     given += [self._start(scales), scales.nbytes, scales.piece]
-                elif stream.lines != streamed_rows.COLUMNS:
-                    given += ["nullptr", 0, 0, stream.lines]
                 fields = ", ".join(map(str, given))
                 lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
             elif (operand := self._brought(function)) is not None:

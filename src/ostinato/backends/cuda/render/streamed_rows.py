@@ -51,11 +51,11 @@ _WARPS = SEGMENT_BLOCK // WARP
 #: Groups of warps, which read a stage each: those of ``ost::ring``.
 _GROUPS = 2
 
-COLUMNS = 8
-"""Rows of memory of a stage, at most: columns of the matmul."""
+#: Rows of memory of a stage: columns of the matmul.
+_COLUMNS = 8
 
-#: Bytes of a column in a stage of 8: those of ``ost::ring``.
-_PIECE = 2048
+#: Bytes of a column in a stage, and from one column to the next: those of ``ost::ring``.
+_PIECE, _PITCH = 2048, 2064
 
 #: The same of a column of codes, without its scales; that of ``ost::stage_codes``.
 _CODE_PIECE = 1024
@@ -86,8 +86,8 @@ _FLOATS, _BYTES = (FLOAT32, FLOAT16, BFLOAT16), (INT8, UINT8)
 #: The most rows, those of a tensor core's tile.
 _ROWS = 16
 
-#: Stages of a tile of whole columns, and rows of the left operand then, at most.
-_WHOLE_STAGES, _KEPT_ROWS = 2, 8
+#: Rows of the left operand that warps keep in registers, and elements of each, at most.
+_KEPT_ROWS, _KEPT_DEPTH = 8, 4096
 
 #: Stages of a column from which on the left operand is awaited stage by stage.
 _FEW_STAGES = 2 * _GROUPS
@@ -149,8 +149,8 @@ _ALL_TILES = Template("""\
             ring, left, $scales, (int)depth, first, all.x, columns, parts[turn]
         );""")
 
-_WHOLE_COLUMNS = Template("""\
-        ost::multiply_columns<$format, $rows, $depth, $together>(
+_TILES_OF_ROWS = Template("""\
+        ost::multiply_tiles_of_rows<$format, $rows, $depth, $together>(
             ring, left, pitch, (int)rows, (int)first, (int)all.x, (int)columns, parts[turn]
         );""")
 
@@ -220,27 +220,24 @@ class Stream:
         scales: those of blocks of codes.
         width: columns of a tile: those of a stage, or, where that has all of them, of all stages
             that are read at a time.
-        lines: columns of a stage: fewer than 8 where these are whole, so that a stage is in one
-            piece of memory.
     """
 
     rows: int
     weights: Rows
     scales: Rows | None
     width: int
-    lines: int = COLUMNS
 
     @property
     def pitch(self) -> int:
         """Bytes from a column to the next one in a stage; those of codes as in ``code_pitch``."""
         if self.scales is None:
-            return self.weights.piece + _PADDING_BYTES
+            return _PITCH
         return self.weights.piece + (self.scales.piece // 32 * 2 + 1) * 16
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot of the ring."""
-        return self.lines * self.pitch
+        return _COLUMNS * self.pitch
 
     @property
     def arguments(self) -> list[int]:
@@ -270,24 +267,8 @@ def stream_of(matmul: Matmul) -> Stream | None:
             return None
     if weights is None or _left_of(matmul) is None:
         return None
-    if _has_whole_columns(matmul, weights):
-        whole = replace(weights, piece=weights.nbytes)
-        return Stream(columns, whole, None, COLUMNS, COLUMNS // _WHOLE_STAGES)
     wide = weights.nbytes <= weights.piece and matmul.b.dtype != FLOAT32
-    return Stream(columns, weights, scales, COLUMNS * _GROUPS if wide else COLUMNS)
-
-
-def _has_whole_columns(matmul: Matmul, weights: Rows) -> bool:
-    """Whether stages have whole columns, and warps the left operand of all tiles in registers."""
-    left = _left_of(matmul)
-    return (
-        not isinstance(matmul, BlockwiseProduct)
-        and matmul.b.dtype in (FLOAT16, BFLOAT16)
-        and weights.nbytes == _WHOLE_STAGES * _PIECE
-        and max_extent(matmul.m) <= _KEPT_ROWS
-        and left is not None
-        and left.shared
-    )
+    return Stream(columns, weights, scales, _COLUMNS * _GROUPS if wide else _COLUMNS)
 
 
 def _multiplies(matmul: Matmul) -> bool:
@@ -343,7 +324,7 @@ def reads_by_stages(matmul: Matmul, argument: int) -> bool:
     That is worth it where there are many stages: the last ones are what there is to wait for.
     """
     stream, a = stream_of(matmul), matmul.a
-    if stream is None or isinstance(matmul, BlockwiseProduct) or stream.width > COLUMNS:
+    if stream is None or isinstance(matmul, BlockwiseProduct) or stream.width > _COLUMNS:
         return False
     if not isinstance(a, Load) or a.buffer != argument or a.bindings or a.dtype == FLOAT32:
         return False
@@ -383,7 +364,7 @@ def body(
     stream, left = stream_of(matmul), _left_of(matmul, held, padded, polled)
     assert stream is not None
     assert left is not None
-    arrays, wide = list(left.arrays), stream.width > COLUMNS
+    arrays, wide = list(left.arrays), stream.width > _COLUMNS
     operands = left.scalar, *((matmul.a_scale,) if isinstance(matmul, BlockwiseProduct) else ())
     frame, names = Frame(matmul, operands, matmul.stores), {matmul.m: "m", matmul.n: "n"}
     before = ""
@@ -491,15 +472,15 @@ def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None
 def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str:
     """The statements that multiply tiles."""
     rows, flags = max(1, max_extent(matmul.m)), {True: "true", False: "false"}
-    wide = flags[stream.width > COLUMNS]
+    wide = flags[stream.width > _COLUMNS]
     if rows == 1 and left.shared and left.in_bytes:
         row = (
             _row_of_codes(matmul) if isinstance(matmul, BlockwiseProduct) else _row_of_bytes(matmul)
         )
         scales = "scales" if isinstance(matmul, BlockwiseProduct) else "nullptr"
         return _ALL_TILES.substitute(wide=wide, together=together, row=row, scales=scales)
-    if stream.lines < COLUMNS:
-        return _WHOLE_COLUMNS.substitute(
+    if _keeps_rows(matmul, left, stream):
+        return _TILES_OF_ROWS.substitute(
             format=f"ost::{_stored(matmul.b).dtype.name}_format",
             rows=rows,
             depth=max_extent(matmul.k[0]),
@@ -522,6 +503,20 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
         call = f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, (int){depth}"
     staged = ", staged[0][0]" if left.passes else ""
     return _EACH_TILE.substitute(together=together, width=stream.width, call=call, staged=staged)
+
+
+def _keeps_rows(matmul: Matmul, left: _Left, stream: Stream) -> bool:
+    """Whether warps keep the left operand of all tiles in registers."""
+    depth = max_extent(matmul.k[0])
+    return (
+        matmul.b.dtype in (FLOAT16, BFLOAT16)
+        and matmul.acc == FLOAT32
+        and left.shared
+        and max_extent(matmul.m) <= _KEPT_ROWS
+        and depth * matmul.b.dtype.itemsize % _PIECE == 0
+        and depth <= _KEPT_DEPTH
+        and stream.width == _COLUMNS
+    )
 
 
 def _row_of_bytes(matmul: Matmul) -> str:
