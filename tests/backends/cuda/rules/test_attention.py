@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.rules.segment_assembly import Segment
+from ostinato.backends.cuda.target import CudaTarget
+from ostinato.plan.prepared import KernelCall
+from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
@@ -38,6 +42,16 @@ SHAPES = {
     "no keys": (1, 2, 2, 5, 0, 8, 8),
 }
 
+#: Of heads that parts of segments have in registers, for tensor cores.
+FRAGMENTS = {
+    "one key": (1, 1, 1, 1, 1, 32, 32),
+    "rows of a group": (2, 8, 2, 1, 37, 64, 64),
+    "two halves of rows": (1, 12, 1, 1, 150, 32, 64),
+    "queries": (1, 4, 2, 3, 140, 64, 32),
+    "many keys": (1, 3, 1, 1, 700, 96, 128),
+    "keys of none": (1, 2, 2, 5, 0, 32, 32),
+}
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -55,8 +69,16 @@ def session() -> ost.Session:
     return open_session("cudaemu")
 
 
-def check(session: ost.Session, shape: str, dtype: str, **options: Any) -> None:
-    batch, heads, key_heads, queries, keys, size, features = SHAPES[shape]
+@pytest.fixture(scope="module")
+def segments() -> ost.Session:
+    return open_session("cudasegments")
+
+
+def check(
+    session: ost.Session, shape: str, dtype: str, *, beside: bool = False, **options: Any
+) -> ost.Graph:
+    """Compare attention with the oracle; ``beside``: with a kernel of its own beside it."""
+    batch, heads, key_heads, queries, keys, size, features = (SHAPES | FRAGMENTS)[shape]
     name = f"{shape} {dtype} {options}"
     draw = Draw(ost.Graph("attention"), np.random.default_rng(zlib.crc32(name.encode())))
     q = draw.of((batch, heads, queries, size), dtype)
@@ -66,8 +88,10 @@ def check(session: ost.Session, shape: str, dtype: str, **options: Any) -> None:
     if mask is not None:
         mask = draw.of((1, heads, queries, keys), mask)
         mask = mask if mask.dtype.is_bool else draw.g.cast(mask, dtype)
-    draw.g.set_outputs([draw.g.attention(q, k, v, mask=mask, **options)])
+    others = [draw.g.sum(q)] if beside else []
+    draw.g.set_outputs([draw.g.attention(q, k, v, mask=mask, **options), *others])
     check_against_oracle(draw.g, draw.arrays, [(session, ost.CompileOptions(verify=True))])
+    return draw.g
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -88,6 +112,25 @@ def test_options(session: ost.Session, shape: str, option: str, dtype: str) -> N
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_of_lanes(session: ost.Session, option: str) -> None:
     check(session, "lanes", "float32", **OPTIONS[option])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "option"),
+    [
+        pytest.param(shape, dtype, option, marks=[] if (i + j) % 6 == 0 else [pytest.mark.slow])
+        for i, shape in enumerate(FRAGMENTS)
+        for j, option in enumerate(OPTIONS)
+        for dtype in (["float16", "bfloat16"][j % 2],)
+    ],
+)
+def test_fragments(segments: ost.Session, shape: str, dtype: str, option: str) -> None:
+    graph = check(segments, shape, dtype, beside=True, **OPTIONS[option])
+    calls = [op for op in segments.compile(graph).plan.prepared_ops if isinstance(op, KernelCall)]
+    kernels = [call.kernel.kernel for call in calls]
+    target = CudaTarget.of_arch("sm_90")
+    (segment,) = [kernel for kernel in kernels if isinstance(kernel, Segment)]
+    assert "multiply_tiles" in segment.source(target)
+    assert "multiply_tiles" not in segment.source(replace(target, fragments=False))
 
 
 def test_a_query_that_attends_to_nothing_gives_zeros(session: ost.Session) -> None:

@@ -24,6 +24,8 @@ from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
 from tests.pairwise import pairwise
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
@@ -237,6 +239,47 @@ def test_streamed_weights(
         assert any(part.streams for part in segment.parts) is streams
         assert ("filled.fetch" in segment.source(CudaTarget.of_arch("sm_90"))) is streams
         assert "filled.fetch" not in segment.source(CudaTarget.of_arch("sm_80"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "depth"),
+    [("bfloat16", 1, 2048), ("float16", 3, 3072), pytest.param("bfloat16", 8, 2048, marks=SLOW)],
+)
+def test_rows_stay_in_registers_for_all_tiles(
+    session: ost.Session, dtype: str, rows: int, depth: int
+) -> None:
+    d = Draw(ost.Graph("kept"), np.random.default_rng(depth))
+    g, x = d.g, d.of((rows, depth), dtype)
+    made = np.random.default_rng(1).standard_normal((depth, 41)) / 50
+    y = g.matmul(x, g.param("w", made.shape, dtype, value=made.astype(x.dtype.numpy)))
+    g.set_outputs([y, g.softmax(y)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert "multiply_tiles_of_rows" in segment.source(CudaTarget.of_arch("sm_90"))
+
+
+@pytest.mark.parametrize("rows", [1, 3, pytest.param(12, marks=SLOW)])
+def test_a_long_left_operand_is_awaited_stage_by_stage(session: ost.Session, rows: int) -> None:
+    d = Draw(ost.Graph("stages"), np.random.default_rng(rows))
+    g, x = d.g, d.of((rows, 64), "bfloat16")
+
+    def product(value: ost.Value, name: str, columns: int) -> ost.Value:
+        shape = (value.shape[1], columns)
+        made = np.random.default_rng(columns).standard_normal(shape) / np.sqrt(shape[0])
+        return g.matmul(value, g.param(name, shape, "bfloat16", value=made.astype(x.dtype.numpy)))
+
+    y = product(g.silu(product(x, "up", 4112)), "down", 24)
+    g.set_outputs([product(g.silu(y), "last", 32)])
+    ways = [{}, {"stream_weights": False}, {"segment_exchange": False}]
+    options = [ost.CompileOptions(**way) for way in ways]
+    check_against_oracle(g, d.arrays, [(session, option) for option in options])
+    for option, streams in zip(options[:2], (True, False), strict=True):
+        (segment,) = segments_of(session.compile(g, options=option))
+        for arch in ("sm_90", "sm_80"):
+            text = segment.source(CudaTarget.of_arch(arch))
+            first = streams and arch == "sm_90"
+            assert ("ost::awaited<" in text) is not first  # all of it, in front of the product
+            compile_text(text, arch)
 
 
 def check_streams(session: ost.Session, d: Draw) -> None:

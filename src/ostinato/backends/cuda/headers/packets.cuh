@@ -251,4 +251,18 @@ inline void gather(inbox<T> from, T* to) {
     );
 }
 
+// The elements where they are, once all of them are there: called by all computing threads.
+template <int Count, class T>
+inline const T* awaited(inbox<T> from) {
+    using unit = packet_unit<T, Count>;
+    receive_packets<T, Count * (int)sizeof(T) / (int)sizeof(unit)>(
+        [&](int i) { return (const unit*)from.packets + i; }, [](int, const unit&) {}
+    );
+#ifdef __CUDA_ARCH__
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+    OST_SYNC();
+    return from.packets;
+}
+
 }  // namespace ost

@@ -1,6 +1,7 @@
 // A ring of slots in shared memory, through which one warp of a block brings the rows of matrices
 // to all others: bulk copies that run ahead, across the barriers of those who wait for them.
 #pragma once
+#include "packets.cuh"
 #include "products.cuh"
 #include "segments.cuh"
 
@@ -280,6 +281,24 @@ struct left_part {
             if (row < rows_there && k < depths)
                 rows[row] = *(const vector<unsigned, 4>*)(left + row * pitch + k);
     }
+    // Packets may not be there yet: `settle` waits for them.
+    void load(inbox<unsigned short> left, long long pitch, int rows_there, int depths) {
+        const int k = threadIdx.x % 32 * 8;
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            if (row < rows_there && k < depths)
+                rows[row] = load_packets((const vector<unsigned, 4>*)(left.packets + row * pitch + k));
+    }
+    void settle(const unsigned short*, long long, int, int) {}
+    void settle(inbox<unsigned short> left, long long pitch, int rows_there, int depths) {
+        const int k = threadIdx.x % 32 * 8;
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            if (row < rows_there && k < depths && !are_there<unsigned short>(rows[row]))
+                rows[row] = await_packets<unsigned short>(
+                    (const vector<unsigned, 4>*)(left.packets + row * pitch + k)
+                );
+    }
     void store(unsigned short* staged) const {
         __syncwarp();
 #pragma unroll
@@ -292,11 +311,13 @@ struct left_part {
 // The products of a tile: the next stages of the ring by the rows of the left operand, in pairs of
 // bytes or in elements of 16 bits. `parts` gets, by warp, row and column, the sums of the elements
 // that the warp has. Whole: stages are full. Shared: the left operand is in shared memory; if not,
-// `staged` has room for the `left_part` of each warp. Wide: all of a column is in one stage, and each
+// `staged` has room for the `left_part` of each warp. Polled: its elements are packets. Wide: all of a column is in one stage, and each
 // group of warps has columns of its own.
-template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
+template <class Format, int Rows, bool Whole, bool Shared, bool Wide, bool Polled = false>
 static OST_APART void multiply_tile(
-    ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
+    ring& shared_ring,
+    typename choice<Polled, inbox<unsigned short>, const unsigned short*>::type left,
+    long long pitch, int rows, int depth, int there,
     typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1], unsigned short* staged = nullptr
 ) {
     __syncwarp();
@@ -312,19 +333,21 @@ static OST_APART void multiply_tile(
     from.advance(group);
     typename Format::sum sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
     const unsigned short* at[halves];
-    left += (Wide ? member : warp) * own;
+    left = left + (Wide ? member : warp) * own;
     if (!Shared) staged += warp * Rows * part::pitch;
 #pragma unroll
     for (int half = 0; half < halves; half++) {
         const int row = min(8 * half + lane % 8, rows - 1);
-        at[half] = (Shared ? left + row * pitch : staged + row * part::pitch) + lane / 8 * 8;
+        if constexpr (Shared) at[half] = left + row * pitch + lane / 8 * 8;
+        else at[half] = staged + row * part::pitch + lane / 8 * 8;
     }
     const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
     part next = {};
     if (!Shared && begin < end) next.load(left, pitch, rows, depth - begin - member * own);
     for (int start = begin; start < end; start += ring::groups * all) {
         const int depths = depth - start - member * own;
-        left += ring::groups * all;
+        if (!Shared) next.settle(left, pitch, rows, depths);
+        left = left + ring::groups * all;
         if (!Shared) {
             next.store(staged);
             const int following = depths - ring::groups * all;
@@ -362,6 +385,74 @@ static OST_APART void multiply_tile(
         if (m < Rows) parts[Wide ? member : warp][m][Wide ? group * ring::rows + n : n] = sum;
     }
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
+}
+
+// The products of up to `Together` tiles, `step` apart, of up to 8 rows of elements of 16 bits in
+// shared memory: see `multiply_tile`, whose sums these are. A warp keeps its elements of the rows in
+// registers. `Depth` is a multiple of the elements of a stage.
+template <class Format, int Rows, int Depth, int Together>
+static OST_APART void multiply_tiles_of_rows(
+    ring& shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
+    int tile_step, int columns, float (*parts)[computing / 32][Rows][ring::rows + 1]
+) {
+    static_assert(Rows <= 8, "rows of a fragment");
+    __syncwarp();
+    constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
+    constexpr int steps = own / 16, stages = Depth / all;
+    constexpr int rounds = (stages + ring::groups - 1) / ring::groups;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int member = warp % ring::sharing, group = warp / ring::sharing, column = lane % 8;
+    const int own_rounds = (stages - group + ring::groups - 1) / ring::groups;
+    const unsigned short* const row =
+        left + min(column, rows - 1) * pitch + warp * own + lane / 8 * 8;
+    unsigned a[rounds][steps][4] = {};
+#pragma unroll
+    for (int round = 0; round < rounds; round++) {
+        if (round < own_rounds) {
+#pragma unroll
+            for (int step = 0; step < steps; step += 2) {
+                unsigned found[4];
+                load_matrices(found, row + round * ring::groups * all + step * 16);
+                a[round][step][0] = found[0], a[round][step][2] = found[1];
+                a[round][step + 1][0] = found[2], a[round][step + 1][2] = found[3];
+            }
+        }
+    }
+    ring next = shared_ring;
+#pragma unroll 1
+    for (int tile = 0; tile < Together; tile++) {
+        const int there = columns - (first_tile + tile * tile_step) * ring::rows;
+        if (there <= 0) break;
+        const int place = (column < there ? column : 0) * ring::pitch + member * own * 2;
+        ring from = next;
+        from.advance(group);
+        float sums[4][4] = {};
+#pragma unroll
+        for (int round = 0; round < rounds; round++) {
+            if (round < own_rounds) {
+                const unsigned char* const stage = from.await() + place + lane / 8 * 16;
+                unsigned b[steps / 2][4];
+#pragma unroll
+                for (int step = 0; step < steps; step += 2)
+                    load_matrices(b[step / 2], (const unsigned short*)stage + step * 16);
+#pragma unroll
+                for (int step = 0; step < steps; step++) {
+                    const unsigned* const pair = b[step / 2] + step % 2 * 2;
+                    multiply_tiles(sums[step % 4], a[round][step], pair[0], pair[1], Format());
+                }
+                from.release();
+                from.advance(ring::groups);
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            if (g < Rows)
+                parts[tile][warp][g][t * 2 + e] =
+                    (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
+        next.advance(stages);
+    }
+    shared_ring.slot = next.slot;
+    shared_ring.parity = next.parity;
 }
 
 // The same of floats: a lane has a column, and a quarter of the warp's elements.

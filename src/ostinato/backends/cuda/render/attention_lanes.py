@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.attention_items import item_sizes, item_text, touch_text
 from ostinato.backends.cuda.render.attention_rows import PART, WHOLE, score_text
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
@@ -23,13 +24,10 @@ from ostinato.records import replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Load
-    from ostinato.variables import Symbol
 
 __all__ = ["body", "fits", "launch", "row_blocks"]
 
@@ -44,59 +42,12 @@ _FEW_ROWS = 8
 #: Elements of queries that a thread has, at most: of so many, it has as many sums.
 _QUERY_ELEMENTS = 32
 
-#: Bytes of memory that are cached together.
-_SECTOR = 32
-
 #: Keys of a thread whose loads are on their way together.
 _KEYS = 2
-
-#: Keys that are brought into the cache of the multiprocessor while the block waits for queries.
-_TOUCHED_KEYS = 64
-
-#: An item of a block: a part of the keys of some rows of a point.
-_ITEM = Template("""\
-    for (long long item = own.x; item < points * row_blocks * $splits; item += all.x) {
-        const long long split = item % $splits, first_row = item / $splits % row_blocks * $rows;
-        const long long point = item / $splits / row_blocks;
-$batch
-        long long low = keys, high = 0;
-        for (int r = 0; r < $rows && first_row + r < rows; r++) {
-            const long long position = (first_row + r) % length + keys - length;
-            const long long first = $first_key, last = $last_key;
-            low = first < low ? first : low;
-            high = last > high ? last : high;
-        }
-        low = low < 0 ? 0 : low;
-        high = high > keys ? keys : high;
-        const long long share = high > low ? (high - low + $splits - 1) / $splits : 0;
-        const long long begin = low + split * share;
-        const long long end = begin + share < high ? begin + share : high;""")
-
-#: Loads the rows of an item, a word of each sector of 32 bytes.
-_TOUCH = Template("""\
-    const int lane = threadIdx.x % 32;
-    const long long row_blocks = (rows + $rows - 1) / $rows;
-    unsigned kept = 0;
-$item
-        const int count = end - begin < $most ? (int)(end - begin) : $most;
-#pragma unroll 8
-        for (int i = lane; i < count * $sectors; i += 32) {
-            const long long key = begin + i / $sectors, d = i % $sectors * $width, n = d;
-            {
-$key
-            }
-            {
-$value
-            }
-        }
-    }
-    sink[lane] = kept;
-""")
 
 _BODY = Template("""\
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int feature = threadIdx.x % $lanes * $count, place = threadIdx.x / $lanes;
-    const long long row_blocks = (rows + $rows - 1) / $rows;
 $item
         $acc query[$rows][$count];
 #pragma unroll
@@ -282,13 +233,7 @@ def body(attention: AttentionKernel) -> Body:
             greatest="most",
             total="whole",
         )
-    item = _ITEM.substitute(
-        rows=rows,
-        splits=attention.splits,
-        batch=batch,
-        first_key="0" if spec.window is None else f"position - {spec.window - 1}",
-        last_key="position + 1" if spec.causal else "keys",
-    )
+    item = item_text(attention, rows, batch)
     text = _BODY.substitute(
         item=item,
         acc=type_,
@@ -313,40 +258,17 @@ def body(attention: AttentionKernel) -> Body:
         score=score_text(attention, frame, names, 6, "products[i][r]", "score"),
         store=store,
     )
-    sizes = {
-        "points": attention.points,
-        "rows": extent_of(spec.m),
-        "keys": extent_of(spec.key),
-        "length": spec.length,
-    }
     warps = _THREADS // _WARP
     shapes: list[tuple[str, tuple[int, ...]]] = [("sums", (warps, rows, features))]
     shapes += [(name, (warps, rows)) for name in ("greatest", "totals")]
     shapes.append(("weights", (warps + 1, rows)))  # and the greatest score of each row
     arrays = tuple(SharedArray(type_, acc.itemsize, name, shape) for name, shape in shapes)
-    made = body_of(attention, text, sizes, _THREADS, arrays=arrays)
-    width = _SECTOR // k.load.dtype.itemsize
-    touch = _TOUCH.substitute(
-        item=item,
-        rows=rows,
-        most=_TOUCHED_KEYS,
-        sectors=max(1, features // width),
-        width=width,
-        key=_word(frame, k.load, names),
-        value=_word(frame, v.load, names),
-    )
+    made = body_of(attention, text, item_sizes(attention), _THREADS, arrays=arrays)
+    touch = touch_text(attention, frame, item, k.load, v.load, names)
     includes = f'{made.includes}#include "attention.cuh"\n'
-    return replace(made, includes=includes, touch=f"{frame.sizes(sizes)}\n{touch}")
+    return replace(made, includes=includes, touch=touch)
 
 
 def _vector(load: Load, count: int) -> str:
     """The type of elements that are loaded at once."""
     return f"ost::vector<{CudaDialect().memory_type(load.dtype)}, {count}>"
-
-
-def _word(frame: Frame, load: Load, names: Mapping[Symbol, str]) -> str:
-    """Statements that load a word."""
-    point = frame.point(4, names)
-    index = point.index(load.index)
-    point.writer.line(f"kept ^= *(const unsigned*)(b{load.buffer} + {index});")
-    return point.text

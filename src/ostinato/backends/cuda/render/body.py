@@ -116,7 +116,13 @@ class Body:
         head = "\n".join(lines)
         return f"{self.includes}\n{before}{head}\n{self.text}}}\n"
 
-    def part(self, name: str, sent: Collection[int] = (), polled: Collection[int] = ()) -> str:
+    def part(
+        self,
+        name: str,
+        sent: Collection[int] = (),
+        polled: Collection[int] = (),
+        awaited: Collection[tuple[int, int]] = (),
+    ) -> str:
         """A function that does the same in a block of a segment.
 
         Its first parameters are the place of the block, the number of blocks, and shared memory for
@@ -126,11 +132,14 @@ class Body:
             name: of the function.
             sent: the arguments whose elements are sent as they are written.
             polled: those whose elements are waited for as they are read.
+            awaited: of these, those whose elements are waited for at the start, with their numbers.
         """
         first = "ost::place own, ost::place all, unsigned char* pool"
+        names = [parameter.rpartition(" ")[2] for parameter in self.parameters]
+        counts = dict(awaited)
         declared = [
-            f"{type_} {parameter.rpartition(' ')[2]}"
-            for type_, parameter in zip(self.types(sent, polled), self.parameters, strict=True)
+            f"{type_} {'packets_of_' * (number in counts)}{own}"
+            for number, (type_, own) in enumerate(zip(self.types(sent, polled), names, strict=True))
         ]
         if self.streams:
             first += ", ost::ring& ring"
@@ -147,6 +156,10 @@ class Body:
             offset += array.nbytes
         if self.dynamic:
             lines.append(f"    unsigned char* const {self.dynamic} = pool + {offset};")
+        lines += [
+            f"    const auto {names[number]} = ost::awaited<{count}>(packets_of_{names[number]});"
+            for number, count in counts.items()
+        ]
         head = "\n".join(lines)
         return f"{head}\n{self.text}}}\n"
 

@@ -52,6 +52,7 @@ class Form:
         streams: whether its weights come through the ring.
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
+        awaited: of these, those of which all elements are waited for first, with their numbers.
         held: the arguments that are in shared memory.
         padded: those of them whose rows are 16 bytes apart, with the elements of a row.
         shares: where it is run for shares: the items of the part that reads them, the items of each
@@ -66,6 +67,7 @@ class Form:
     streams: bool
     sent: frozenset[int]
     polled: frozenset[int]
+    awaited: tuple[tuple[int, int], ...]
     held: frozenset[int]
     padded: tuple[tuple[int, int], ...] = ()
     shares: tuple[int, ...] = ()
@@ -86,6 +88,7 @@ class SegmentFunction:
         shared_bytes: bytes of its arrays.
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
+        awaited: see :class:`Form`.
         shares: see :class:`Form`.
         repeated: see :class:`Form`.
         receives: whether it does nothing but wait for values of other blocks.
@@ -96,6 +99,7 @@ class SegmentFunction:
         self.number = number
         self.sent = how.sent
         self.polled = how.polled
+        self.awaited = how.awaited
         self.shares = how.shares
         self.repeated = how.repeated
         self.receives = isinstance(kernel, ReceivePackets)

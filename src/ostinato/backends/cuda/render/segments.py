@@ -120,13 +120,14 @@ class _Renderer:
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
         if self.segment.alone:
             inside = replace(inside, multiprocessors=1)
+        self._inside = inside
         self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
         for number, part in enumerate(self.segment.parts):
             how = self._how(part, number)
             if how not in found:
-                found[how] = SegmentFunction(len(found), part, inside, how)
+                found[how] = SegmentFunction(len(found), part, self._inside, how)
             self.functions.append(found[how])
         self.distinct = list(found.values())
 
@@ -149,12 +150,16 @@ class _Renderer:
                 held.add(number)
             elif space.kind is SpaceKind.PACKETS and not whole:
                 (sent if arg.writes else polled).add(number)
+        awaited: tuple[tuple[int, int], ...] = ()
+        if isinstance(part.kernel, Matmul) and not streams:
+            found = {number: streamed_rows.elements(part.kernel, number) for number in polled}
+            awaited = tuple((number, count) for number, count in sorted(found.items()) if count)
         shares: tuple[int, ...] = ()
         repeated = 0
         if part.shares_of is not None:
             reader = self.segment.parts[part.shares_of].kernel
             assert isinstance(reader, AttentionKernel)
-            each, points = reader.items_of_point, bounds(reader.points)[1]
+            each, points = reader.items_of_point(self._inside), bounds(reader.points)[1]
             shares = (points * each, each, *part.strides)
             if part.shares_of == place:
                 repeated = sum(p.shares_of == place for p in self.segment.parts) - 1
@@ -170,6 +175,7 @@ class _Renderer:
             streams,
             frozenset(sent),
             frozenset(polled),
+            awaited,
             frozenset(held),
             tuple(sorted(padded.items())),
             shares,
@@ -313,7 +319,10 @@ class _Renderer:
                 '#include "segments.cuh"',
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
-                *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
+                *(
+                    f.body.part(f"{name}_{f.number}", f.sent, f.polled, f.awaited)
+                    for f in self.distinct
+                ),
                 *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
                 *([] if segment.alone else [self._records()]),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',

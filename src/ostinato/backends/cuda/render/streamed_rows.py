@@ -34,7 +34,17 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["MOST_PADDING", "Rows", "Stream", "body", "padded_row", "stream_of", "tiles"]
+__all__ = [
+    "MOST_PADDING",
+    "Rows",
+    "Stream",
+    "body",
+    "elements",
+    "padded_row",
+    "reads_by_stages",
+    "stream_of",
+    "tiles",
+]
 
 _WARPS = SEGMENT_BLOCK // WARP
 
@@ -76,6 +86,12 @@ _BYTES = (*_INTEGERS, *FLOAT8)
 
 #: The most rows, those of a tensor core's tile.
 _ROWS = 16
+
+#: Rows of the left operand that warps keep in registers, and elements of each, at most.
+_KEPT_ROWS, _KEPT_DEPTH = 8, 4096
+
+#: Stages of a column from which on the left operand is awaited stage by stage.
+_FEW_STAGES = 2 * _GROUPS
 
 #: Bytes of the left operand that a block copies into shared memory, at most.
 _LEFT_BYTES = 40 << 10
@@ -134,6 +150,11 @@ _ALL_TILES = Template("""\
             ring, left, $scales, (int)depth, first, all.x, columns, parts[turn]
         );""")
 
+_TILES_OF_ROWS = Template("""\
+        ost::multiply_tiles_of_rows<$format, $rows, $depth, $together>(
+            ring, left, pitch, (int)rows, (int)first, (int)all.x, (int)columns, parts[turn]
+        );""")
+
 #: The scales of the left operand's blocks, in shared memory.
 _SCALES = Template("""\
     for (int i = threadIdx.x; i < (int)rows * $blocks; i += $threads) {
@@ -170,7 +191,7 @@ _IN_PLACE = Template("""\
     const long long pitch = $pitch;
     const long long m = 0, k = 0;
 $place
-    const $type* const left = b$buffer + place;""")
+    const auto left = b$buffer + place;""")
 
 
 @dataclass(frozen=True)
@@ -300,6 +321,28 @@ def padded_row(matmul: Matmul, argument: int) -> int:
     return depth if whole else 0
 
 
+def reads_by_stages(matmul: Matmul, argument: int) -> bool:
+    """Whether warps may wait for the left operand stage by stage: an argument in packets.
+
+    That is worth it where there are many stages: the last ones are what there is to wait for.
+    """
+    stream, a = stream_of(matmul), matmul.a
+    if stream is None or isinstance(matmul, BlockwiseProduct) or stream.width > _COLUMNS:
+        return False
+    if not isinstance(a, Load) or a.buffer != argument or a.bindings or a.dtype == FLOAT32:
+        return False
+    depth = max_extent(matmul.k[0])
+    many = depth * a.dtype.itemsize >= _FEW_STAGES * _PIECE
+    return many and _is_whole(a, matmul) and _rest(a.index, {matmul.m: depth, matmul.k[0]: 1}) == 0
+
+
+def elements(matmul: Matmul, argument: int) -> int:
+    """The elements of an argument that :func:`reads_by_stages`; 0: it does not."""
+    if not reads_by_stages(matmul, argument):
+        return 0
+    return max_extent(matmul.m) * max_extent(matmul.k[0])
+
+
 def _is_whole(a: Load, matmul: Matmul) -> bool:
     """Whether the left operand is vectors of 16 bytes."""
     run = run_of(a, matmul.k[0], max_extent(matmul.k[0]))
@@ -321,7 +364,7 @@ def body(
         polled: those whose elements are waited for where they are read.
     """
     rows, acc = max(1, max_extent(matmul.m)), matmul.acc
-    stream, left = stream_of(matmul), _left_of(matmul, held, padded)
+    stream, left = stream_of(matmul), _left_of(matmul, held, padded, polled)
     assert stream is not None
     assert left is not None
     arrays, wide = list(left.arrays), stream.width > _COLUMNS
@@ -440,6 +483,13 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
         )
         scales = "scales" if isinstance(matmul, BlockwiseProduct) else "nullptr"
         return _ALL_TILES.substitute(wide=wide, together=together, row=row, scales=scales)
+    if _keeps_rows(matmul, left, stream):
+        return _TILES_OF_ROWS.substitute(
+            format=f"ost::{_stored(matmul.b).dtype.name}_format",
+            rows=rows,
+            depth=max_extent(matmul.k[0]),
+            together=together,
+        )
     if isinstance(matmul, BlockwiseProduct):
         given = f"ost::{_stored(matmul.b_scale).dtype.name}_format, {matmul.group}, {rows}, {wide}"
         call = f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
@@ -453,10 +503,24 @@ def _multiply(matmul: Matmul, left: _Left, stream: Stream, together: int) -> str
         if left.in_bytes:
             operand, depth = "(const unsigned short*)left, pitch / 2", "depth / 2"
             format_ = _byte_format(matmul)
-        given = f"{format_}, {rows}, {whole}, {flags[left.shared]}, {wide}"
+        given = f"{format_}, {rows}, {whole}, {flags[left.shared]}, {wide}" + ", true" * left.polled
         call = f"ost::multiply_tile<{given}>(ring, {operand}, (int)rows, (int){depth}"
     staged = ", staged[0][0]" if left.passes else ""
     return _EACH_TILE.substitute(together=together, width=stream.width, call=call, staged=staged)
+
+
+def _keeps_rows(matmul: Matmul, left: _Left, stream: Stream) -> bool:
+    """Whether warps keep the left operand of all tiles in registers."""
+    depth = max_extent(matmul.k[0])
+    return (
+        matmul.b.dtype in (FLOAT16, BFLOAT16)
+        and matmul.acc == FLOAT32
+        and left.shared
+        and max_extent(matmul.m) <= _KEPT_ROWS
+        and depth * matmul.b.dtype.itemsize % _PIECE == 0
+        and depth <= _KEPT_DEPTH
+        and stream.width == _COLUMNS
+    )
 
 
 def _row_of_bytes(matmul: Matmul) -> str:
@@ -490,12 +554,14 @@ class _Left:
         pitch: elements from one row to the next; where it is read in place.
         staged: whether a block copies it into shared memory.
         held: whether it is there already.
+        polled: whether its elements are waited for where they are read.
     """
 
     matmul: Matmul
     pitch: int
     staged: bool
     held: bool = False
+    polled: bool = False
 
     @property
     def shared(self) -> bool:
@@ -564,7 +630,10 @@ class _Left:
 
 
 def _left_of(
-    matmul: Matmul, held: Collection[int] = (), padded: Collection[int] = ()
+    matmul: Matmul,
+    held: Collection[int] = (),
+    padded: Collection[int] = (),
+    polled: Collection[int] = (),
 ) -> _Left | None:
     """The way to the left operand, if there is one."""
     depth = max_extent(matmul.k[0])
@@ -575,12 +644,13 @@ def _left_of(
             return _Left(matmul, pitch, staged=False, held=True)
         if max_extent(matmul.m) == 1:
             return _Left(matmul, depth, staged=False, held=True)
-    if max_extent(matmul.m) * pitch * a.dtype.itemsize <= _LEFT_BYTES:
+    apart = isinstance(a, Load) and a.buffer in polled
+    if not apart and max_extent(matmul.m) * pitch * a.dtype.itemsize <= _LEFT_BYTES:
         return _Left(matmul, pitch, staged=True)
     if not isinstance(a, Load) or a.bindings or not _is_whole(a, matmul):
         return None
     rest = _rest(a.index, {matmul.m: depth, matmul.k[0]: 1})
-    return None if rest is None else _Left(matmul, depth, staged=False)
+    return None if rest is None else _Left(matmul, depth, staged=False, polled=apart)
 
 
 def _rest(index: Dim, factors: Mapping[Symbol, int]) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ostinato.backends.cuda.render import (
     attention_blocks,
+    attention_fragments,
     attention_lanes,
     attention_parts,
     attention_rows,
@@ -58,6 +59,8 @@ class Attention(AttentionKernel):
                 return attention_blocks.launch(self, target)
             case "tiles":
                 return attention_tiles.launch(self, target)
+            case "fragments":
+                return attention_fragments.launch(self, target)
             case "lanes":
                 return attention_lanes.launch(self, target)
         return attention_rows.launch(self, target)
@@ -76,19 +79,25 @@ class Attention(AttentionKernel):
         match self._way(target):
             case "rows":
                 return attention_rows.body(self)
+            case "fragments":
+                return attention_fragments.body(self)
             case "lanes":
                 return attention_lanes.body(self)
         return None
 
-    @property
-    def items_of_point(self) -> int:
-        if attention_lanes.fits(self):
-            return attention_lanes.row_blocks(self) * self.splits
+    def items_of_point(self, target: CudaTarget) -> int:
+        match self._way(target):
+            case "fragments":
+                return self.splits
+            case "lanes":
+                return attention_lanes.row_blocks(self) * self.splits
         return attention_rows.row_blocks(self) * self.splits
 
-    def _way(self, target: CudaTarget) -> Literal["rows", "lanes", "tiles", "blocks"]:
+    def _way(self, target: CudaTarget) -> Literal["rows", "lanes", "fragments", "tiles", "blocks"]:
         """The renderer: with tensor cores, the keys are divided among the warps of few rows."""
         if not attention_tiles.fits(self, target):
+            if attention_fragments.fits(self, target):
+                return "fragments"
             return "lanes" if attention_lanes.fits(self) else "rows"
         if attention_tiles.is_few(self):
             return "tiles"

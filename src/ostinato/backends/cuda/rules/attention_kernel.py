@@ -13,6 +13,7 @@ from ostinato.variables import prod
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ostinato.backends.cuda.target import CudaTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.kernel import Access
     from ostinato.lower.loopir.nodes import Arg, Store
@@ -58,9 +59,8 @@ class AttentionKernel(CudaKernel):
         """Key heads of all batches."""
         return prod(map(extent_of, self.spec.batch))
 
-    @property
     @abstractmethod
-    def items_of_point(self) -> int:
+    def items_of_point(self, target: CudaTarget) -> int:
         """The items of each point, where blocks go over items: points are the outer ones."""
 
     @property

@@ -145,7 +145,7 @@ class Ways:
                 self._ways[buffer] = Way.TILES
             elif not _is_sendable(call, buffer):
                 continue
-            elif buffer not in self._shares.sizes and self._is_read_in_place(buffer):
+            elif self._is_read_in_place(buffer) or self._is_read_by_stages(buffer):
                 self._ways[buffer] = Way.POLLED
             elif self._is_received(call, buffer):
                 self._ways[buffer] = Way.PACKETS
@@ -186,8 +186,21 @@ class Ways:
     def _is_read_in_place(self, buffer: LoweredBuffer) -> bool:
         """Whether blocks read only some elements of a result each: packets of these will do."""
         readers = self._readers.get(buffer, [])
+        return self._is_polled_whole(buffer) and all(_reads_some(r, buffer) for r in readers)
+
+    def _is_read_by_stages(self, buffer: LoweredBuffer) -> bool:
+        """Whether products wait for a result stage by stage, where weights come through a ring."""
+        return self._is_polled_whole(buffer) and all(
+            isinstance(reader.kernel, Matmul)
+            and reader.buffers.count(buffer) == 1
+            and streamed_rows.reads_by_stages(reader.kernel, reader.buffers.index(buffer))
+            for reader in self._readers.get(buffer, [])
+        )
+
+    def _is_polled_whole(self, buffer: LoweredBuffer) -> bool:
+        """Whether parts may read packets of a result where they are: it is short, and no share."""
         short = buffer.nbytes // buffer.type.dtype.itemsize <= _POLLED_ELEMENTS
-        return bool(readers) and short and all(_reads_some(reader, buffer) for reader in readers)
+        return bool(self._readers.get(buffer)) and short and buffer not in self._shares.sizes
 
     def _is_received(self, call: Call, buffer: LoweredBuffer) -> bool:
         """Whether blocks have room for a result, or for their share of it."""
