@@ -233,7 +233,7 @@ class _Layer:
             acc,
             (store,),
             lowering.variables,
-            beside[0] if beside else None,
+            beside=beside[0] if beside else None,
         )
         return build, kernel, result
 
