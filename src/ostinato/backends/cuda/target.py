@@ -31,6 +31,7 @@ class CudaTarget:
             that themselves, where the GPU can.
         tiled_transposes: whether elements that change places go by way of shared memory.
         warp_groups: whether tensor cores multiply for groups of four warps, where the GPU can.
+        kept_rows: whether threads keep rows in registers between the stages of a loop nest.
     """
 
     arch: str
@@ -42,6 +43,7 @@ class CudaTarget:
     early_starts: bool = True
     tiled_transposes: bool = True
     warp_groups: bool = True
+    kept_rows: bool = True
 
     @staticmethod
     def of_arch(arch: str) -> CudaTarget:
@@ -81,7 +83,7 @@ class CudaTarget:
         return (
             f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
             f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
-            f"{self.tiled_transposes} {self.warp_groups} {self.block}"
+            f"{self.tiled_transposes} {self.warp_groups} {self.kept_rows} {self.block}"
         )
 
 

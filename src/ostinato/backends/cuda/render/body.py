@@ -82,15 +82,26 @@ class Body:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def types(self, sent: Collection[int] = (), polled: Collection[int] = ()) -> list[str]:
+    def types(
+        self,
+        sent: Collection[int] = (),
+        polled: Collection[int] = (),
+        received: Collection[int] = (),
+    ) -> list[str]:
         """The types of the parameters; see :meth:`part`."""
         types = [parameter.rpartition(" ")[0] for parameter in self.parameters]
         for position in sent:
-            types[position] = f"ost::outbox<{types[position].removesuffix('*')}>"
+            types[position] = f"ost::outbox<{self.stored_type(position)}>"
         for position in polled:
-            read = types[position].removeprefix("const ").removesuffix("*")
-            types[position] = f"ost::inbox<{read}>"
+            types[position] = f"ost::inbox<{self.stored_type(position)}>"
+        for position in received:
+            types[position] = f"ost::received<{self.stored_type(position)}>"
         return types
+
+    def stored_type(self, position: int) -> str:
+        """The type of the elements of an argument in memory."""
+        type_ = self.parameters[position].rpartition(" ")[0]
+        return type_.removeprefix("const ").removesuffix("*")
 
     def kernel(self, name: str, before: str = "") -> str:
         """CUDA C++ with the kernel ``name``.
@@ -116,7 +127,13 @@ class Body:
         head = "\n".join(lines)
         return f"{self.includes}\n{before}{head}\n{self.text}}}\n"
 
-    def part(self, name: str, sent: Collection[int] = (), polled: Collection[int] = ()) -> str:
+    def part(
+        self,
+        name: str,
+        sent: Collection[int] = (),
+        polled: Collection[int] = (),
+        received: Collection[int] = (),
+    ) -> str:
         """A function that does the same in a block of a segment.
 
         Its first parameters are the place of the block, the number of blocks, and shared memory for
@@ -126,11 +143,14 @@ class Body:
             name: of the function.
             sent: the arguments whose elements are sent as they are written.
             polled: those whose elements are waited for as they are read.
+            received: those that come in packets and are in memory of the block from then on.
         """
         first = "ost::place own, ost::place all, unsigned char* pool"
         declared = [
             f"{type_} {parameter.rpartition(' ')[2]}"
-            for type_, parameter in zip(self.types(sent, polled), self.parameters, strict=True)
+            for type_, parameter in zip(
+                self.types(sent, polled, received), self.parameters, strict=True
+            )
         ]
         if self.streams:
             first += ", ost::ring& ring"

@@ -60,6 +60,7 @@ class Form:
         lasting: the arguments that no part writes.
         early: whether a block may read its arguments before its turn, at the risk of what it writes
             to them itself: nothing waits for other blocks.
+        received: the arguments that are in shared memory once it has got them from packets.
     """
 
     kernel: str
@@ -72,6 +73,7 @@ class Form:
     repeated: int = 0
     lasting: frozenset[int] = frozenset()
     early: bool = False
+    received: frozenset[int] = frozenset()
 
 
 class SegmentFunction:
@@ -86,6 +88,7 @@ class SegmentFunction:
         shared_bytes: bytes of its arrays.
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
+        received: see :class:`Form`, in order.
         shares: see :class:`Form`.
         repeated: see :class:`Form`.
     """
@@ -95,6 +98,7 @@ class SegmentFunction:
         self.number = number
         self.sent = how.sent
         self.polled = how.polled
+        self.received = tuple(sorted(how.received))
         self.shares = how.shares
         self.repeated = how.repeated
         self.stream: Stream | None = None

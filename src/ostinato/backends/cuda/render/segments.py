@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.render.receipts import Receipts
 from ostinato.backends.cuda.render.segment_functions import Form, Operand, SegmentFunction
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
@@ -82,9 +83,15 @@ class _Renderer:
     def __init__(self, segment: SegmentKernel, target: CudaTarget) -> None:
         self.segment = segment
         self.target = target
-        self.width = _FIELDS + max(len(part.arguments) for part in segment.parts)
+        inside = replace(target, block=SEGMENT_BLOCK, early_starts=False)
+        receipts = Receipts.of(segment.parts, inside)
+        self.parts, self.packets = receipts.parts, receipts.packets
+        self.width = _FIELDS + max(
+            len(part.arguments) + len(packets)
+            for part, packets in zip(self.parts, self.packets, strict=True)
+        )
         self.independent = _is_independent(segment)
-        streams = target.copies_in_bulk and any(part.streams for part in segment.parts)
+        streams = target.copies_in_bulk and any(part.streams for part in self.parts)
         self.streams = streams and not self.independent
         self._collect()
         if self.streams and self.slots < _LEAST_SLOTS:
@@ -99,7 +106,7 @@ class _Renderer:
         self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
-        for number, part in enumerate(self.segment.parts):
+        for number, part in enumerate(self.parts):
             how = self._how(part, number)
             if how not in found:
                 found[how] = SegmentFunction(len(found), part, inside, how)
@@ -128,12 +135,12 @@ class _Renderer:
         shares: tuple[int, ...] = ()
         repeated = 0
         if part.shares_of is not None:
-            reader = self.segment.parts[part.shares_of].kernel
+            reader = self.parts[part.shares_of].kernel
             assert isinstance(reader, AttentionKernel)
             each, points = reader.items_of_point, bounds(reader.points)[1]
             shares = (points * each, each, *part.strides)
             if part.shares_of == place:
-                repeated = sum(p.shares_of == place for p in self.segment.parts) - 1
+                repeated = sum(p.shares_of == place for p in self.parts) - 1
         readable = [
             (number, position)
             for number, (arg, position) in enumerate(
@@ -152,6 +159,7 @@ class _Renderer:
             repeated,
             frozenset(n for n, position in readable if not self.segment.args[position].writes),
             all(position not in self._written_by_others for _, position in readable),
+            frozenset(self.packets[place]),
         )
 
     def _padded_rows(self) -> dict[int, int]:
@@ -160,7 +168,7 @@ class _Renderer:
         These are the left operands of products by what comes through the ring, and nothing else.
         """
         found: dict[int, set[int]] = {}
-        for part in self.segment.parts if self.streams else ():
+        for part in self.parts if self.streams else ():
             kernel, received = part.kernel, isinstance(part.kernel, ReceivePackets)
             for number, position in enumerate(part.arguments):
                 space = self.segment.space(position)
@@ -177,7 +185,7 @@ class _Renderer:
         """The arguments that a block reads as other blocks have written them."""
         return {
             position
-            for part in self.segment.parts
+            for part in self.parts
             if not part.everywhere
             for position in self._operands(part, writes=True)
         }
@@ -192,7 +200,7 @@ class _Renderer:
     @property
     def table_size(self) -> int:
         """Numbers of the table of records, with the parts behind them that need fetching."""
-        return self.width * len(self.segment.parts) + len(self._fetched)
+        return self.width * len(self.parts) + len(self._fetched)
 
     @property
     def record_bytes(self) -> int:
@@ -221,7 +229,7 @@ class _Renderer:
     @property
     def fixed_bytes(self) -> int:
         """Bytes before the ring: the tables, the values of a block, and the arrays of any part."""
-        parts = zip(self.segment.parts, self.functions, strict=True)
+        parts = zip(self.parts, self.functions, strict=True)
         arrays = max(self.pool_start(part) + _whole(f.shared_bytes) for part, f in parts)
         return max(arrays, self.value_start + _whole(self.segment.block_bytes))
 
@@ -269,7 +277,10 @@ class _Renderer:
                 '#include "segments.cuh"',
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
-                *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
+                *(
+                    f.body.part(f"{name}_{f.number}", f.sent, f.polled, f.received)
+                    for f in self.distinct
+                ),
                 *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
                 self._records(),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
@@ -288,7 +299,7 @@ class _Renderer:
                 f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
                 "        variables[i] = vars[i];",
                 "    __syncthreads();",
-                f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
+                f"    for (int i = threadIdx.x; i < {len(self.parts)}; i += {block})",
                 f"        ost::find_place(records + i * {self.width} + {_PLACE});",
                 *(self._ring() if self.streams else ["    __syncthreads();"]),
                 *self._parts(),
@@ -316,14 +327,21 @@ class _Renderer:
     def _records(self) -> str:
         """The table, as constants."""
         rows = []
-        parts = zip(pairwise((None, *self.segment.parts)), self.functions, strict=True)
-        for ((before, part), function), (first, working) in zip(parts, self._blocks(), strict=True):
+        parts = zip(
+            pairwise((None, *self.parts)),
+            self.functions,
+            self.packets,
+            self._blocks(),
+            strict=True,
+        )
+        for (before, part), function, packets, (first, working) in parts:
             assert part is not None
             waits = before is not None and before.level != part.level
             alone = part.everywhere and part.shares_of is None
             shared = 0 if alone else working
             arrays = self.pool_start(part) // 16
             fields = [function.number, int(waits), shared, first, working, arrays, *part.arguments]
+            fields += (packets[argument] for argument in sorted(packets))
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
         if self._fetched:
@@ -340,19 +358,20 @@ class _Renderer:
         """
         grid, following = self.launch.grid, 0
         found: list[tuple[int, int]] = []
-        for part, function in zip(self.segment.parts, self.functions, strict=True):
+        for part, function in zip(self.parts, self.functions, strict=True):
             first = following if part.tiles_of is None else found[part.tiles_of][0]
             found.append((first, min(function.blocks, grid)))
             if not part.everywhere:
                 following = (first + function.blocks) % grid
         needed: dict[int, set[int]] = {}
-        numbered = list(enumerate(self.segment.parts))
+        numbered = list(enumerate(self.parts))
         for number, part in reversed(numbered):
             own: set[int] = set()
             if part.shares_of is not None:
                 found[number] = found[part.shares_of]
             elif part.everywhere:
                 written = self._operands(part, writes=True)
+                written += [part.arguments[argument] for argument in self.packets[number]]
                 own = own.union(*(needed.get(position, ()) for position in written))
                 lasting = any(self.segment.space(position) is None for position in written)
                 found[number] = _range_around(own or {0} if lasting else own, grid)
@@ -385,7 +404,7 @@ class _Renderer:
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             "        ost::ring filled = ring;  // in registers: no function has its address",
             f"        for (int n = 0; n < {len(self._fetched)}; n++) {{",
-            f"            const int i = records[{self.width * len(self.segment.parts)} + n];",
+            f"            const int i = records[{self.width * len(self.parts)} + n];",
             *self._place(),
             "            ost::rows_of_memory those;",
             "            switch (record[0]) {",
@@ -474,7 +493,7 @@ class _Renderer:
         if shared:
             lines += ["    unsigned item = 0;  // of attention", "    bool further = false;"]
         lines += [
-            f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
+            f"    for (int i = 0; i < {len(self.parts)}; i++) {{",
             *self._place(),
         ]
         if shared:
@@ -492,8 +511,13 @@ class _Renderer:
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
-            *types, _ = function.body.types(function.sent, function.polled)
+            *types, _ = function.body.types(function.sent, function.polled, function.received)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
+            for i, argument in enumerate(function.received, len(types)):
+                stored = function.body.stored_type(argument)
+                packets = f"(const {stored}*)at[record[{_FIELDS + i}]]"
+                held = f"({stored}*)at[record[{_FIELDS + argument}]]"
+                given[argument] = f"{{{packets}, {held}}}"
             name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
             lines.append(f"            case {function.number}:")
             before, further = [], []
