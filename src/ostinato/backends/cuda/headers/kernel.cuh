@@ -5,3 +5,4 @@
 #include "groups.cuh"
 #include "math.cuh"
 #include "packs.cuh"
+#include "quantise.cuh"

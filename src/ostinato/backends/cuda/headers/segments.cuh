@@ -2,13 +2,6 @@
 #pragma once
 #include "base.cuh"
 
-// Of a function: called, however short it is.
-#ifdef __CUDA_ARCH__
-#define OST_APART __noinline__
-#else
-#define OST_APART __attribute__((noinline))
-#endif
-
 namespace ost {
 
 // Puts the place of this block in a part into its record: `record` has the number of the blocks that
