@@ -121,17 +121,7 @@ struct rows_of_memory {
     int piece, pitch, width;  // bytes of a row in a stage, from one to the next; rows of a tile
     const unsigned char* beside = nullptr;
     int beside_length = 0, beside_piece = 0;  // its bytes are behind those of the same row
-    // Arrays with so many bytes for each row, which come into the cache of all multiprocessors.
-    const unsigned char *cached = nullptr, *also_cached = nullptr;
-    int cached_bytes = 0, also_cached_bytes = 0;
 };
-
-// Starts to bring a sector of 32 bytes into the cache of all multiprocessors.
-inline void prefetch(const unsigned char* from) {
-#ifdef __CUDA_ARCH__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
-#endif
-}
 
 // The slot of the next stage, and the parity of its phase; each thread has its own.
 struct ring {
@@ -185,15 +175,11 @@ struct ring {
         const int own_length = beside ? those.beside_length : length;
         const int own_piece = beside ? those.beside_piece : those.piece;
         const int inside = lane % rows * those.pitch + (beside ? those.piece : 0);
-        const unsigned char* const cached = lane < 16 ? those.cached : those.also_cached;
-        const int cached_bytes = lane < 16 ? those.cached_bytes : those.also_cached_bytes;
 #pragma unroll 1
         for (long long first = (long long)own.x * those.width; first < those.total;
              first += (long long)all.x * those.width) {
             const long long rest = those.total - first;
             const int last = rest < those.width ? (int)rest : those.width;
-            if (lane % 16 * 32 < last * cached_bytes)
-                prefetch(cached + first * cached_bytes + lane % 16 * 32);
             const unsigned char* source = from + (first + lane % rows) * own_length;
             int own_left = own_length, beside_left = those.beside_length;
 #pragma unroll 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
     from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.render.streamed_rows import Rows, Stream
+    from ostinato.backends.cuda.render.streamed_rows import Stream
     from ostinato.backends.cuda.rules.segment_kernel import Part
     from ostinato.backends.cuda.target import CudaTarget
 
@@ -82,7 +82,6 @@ class SegmentFunction:
     Attributes:
         number: its own.
         stream: the operand that comes through the ring, if one does.
-        columns: the arrays that lie beside its columns, an element for each.
         operand: of a loop nest, the only short operand, if the ring can bring it.
         body: its code.
         blocks: blocks that have work.
@@ -103,12 +102,10 @@ class SegmentFunction:
         self.shares = how.shares
         self.repeated = how.repeated
         self.stream: Stream | None = None
-        self.columns: list[Rows] = []
         body: Body | None
         if how.streams:
             assert isinstance(kernel, Matmul)
             self.stream = streamed_rows.stream_of(kernel)
-            self.columns = streamed_rows.columns_of(kernel, how.lasting)
             padded = frozenset(n for n, _ in how.padded)
             body = streamed_rows.body(kernel, how.held, padded, how.polled)
             self.blocks, dynamic = streamed_rows.tiles(kernel), 0

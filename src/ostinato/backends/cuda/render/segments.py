@@ -60,9 +60,6 @@ _BYTES_AHEAD = 32 << 10
 #: Blocks of a segment of independent parts, at most: what a field of a record holds.
 _MOST_BLOCKS = (1 << 16) - 1
 
-#: Arrays beside the columns of a product that the warp which fills the ring brings into the cache.
-_CACHED = 2
-
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
 
@@ -419,11 +416,6 @@ class _Renderer:
                 given += [stream.pitch, stream.width]
                 if scales is not None:
                     given += [self._start(scales), scales.nbytes, scales.piece]
-                if columns := function.columns[:_CACHED]:
-                    given += ["nullptr", 0, 0] * (scales is None)
-                    given += [self._start(array) for array in columns]
-                    given += ["nullptr"] * (_CACHED - len(columns))
-                    given += [array.nbytes for array in columns]
                 fields = ", ".join(map(str, given))
                 lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
             elif (operand := self._brought(function)) is not None:

@@ -39,7 +39,6 @@ __all__ = [
     "Rows",
     "Stream",
     "body",
-    "columns_of",
     "padded_row",
     "stream_of",
     "tiles",
@@ -383,22 +382,6 @@ def body(
     made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
     includes = f'{made.includes}#include "rings.cuh"\n'
     return replace(made, includes=includes, streams=True)
-
-
-def columns_of(matmul: Matmul, lasting: Collection[int]) -> list[Rows]:
-    """The arrays of which stores read an element for each column.
-
-    Args:
-        matmul: the kernel.
-        lasting: the arguments that nothing writes.
-    """
-    found = []
-    for load in _early_loads(matmul, ()):
-        offset = _rest(load.index, {matmul.n: 1, matmul.m: 0})
-        if load.buffer in lasting and offset is not None:
-            size = load.dtype.itemsize
-            found.append(Rows(load.buffer, offset * size, size, size))
-    return found
 
 
 def _early_loads(matmul: Matmul, others: Collection[int]) -> list[Load]:
