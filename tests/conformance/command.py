@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None, device: str | None = None) -> i
     settings = Settings(
         device=options.device,
         graphs=options.graphs,
+        first=options.first,
         workers=options.workers,
         sample=options.sample,
         seconds=options.seconds,
@@ -75,6 +76,7 @@ def _parser(device: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--stages", help="some of them, with commas between; all by default")
     parser.add_argument("--graphs", type=int, default=500, help="random graphs")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first random graph")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--sample", type=int, default=1, help="run one test of so many")
     parser.add_argument("--seconds", type=float, default=3600, help="the limit of a stage")
@@ -101,6 +103,7 @@ def _header(settings: Settings, machine: str) -> dict[str, object]:
         "commit": _commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "graphs": settings.graphs,
+        "first": settings.first,
         "sample": settings.sample,
     }
 

@@ -10,8 +10,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 __all__ = ["ROOT", "TESTS", "Settings", "Stage", "Suites"]
@@ -46,6 +46,7 @@ class Settings:
     Attributes:
         device: the name of the device.
         graphs: random graphs of the stage ``fuzz``.
+        first: the seed of the first of them.
         workers: processes.
         sample: one test of so many runs.
         seconds: the limit of a stage.
@@ -55,6 +56,7 @@ class Settings:
 
     device: str
     graphs: int = 500
+    first: int = 0
     workers: int = 1
     sample: int = 1
     seconds: float = 3600
@@ -110,42 +112,55 @@ class Suites:
         }
 
     def fuzz(self) -> Stage:
-        """Random graphs, by several processes."""
-        stage, start = Stage("fuzz"), time.monotonic()
-        workers, graphs = self.settings.workers, self.settings.graphs
-        bounds = [graphs * i // workers for i in range(workers + 1)]
-        command = [sys.executable, "-m", "tests.conformance.fuzz"]
-        hunts = [
-            subprocess.Popen(
-                [*command, str(first), str(last), self.settings.device],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for first, last in pairwise(bounds)
-        ]
-        for hunt in hunts:
-            left = max(self.settings.seconds - (time.monotonic() - start), 1)
-            try:
-                text, _ = hunt.communicate(timeout=left)
-            except subprocess.TimeoutExpired:
-                hunt.kill()
-                text, _ = hunt.communicate()
-                stage.problem = f"stopped after {self.settings.seconds:.0f} s"
+        """Random graphs, by processes of a few seeds each: what crashes takes few along."""
+        stage, start, settings = Stage("fuzz"), time.monotonic(), self.settings
+        end = settings.first + settings.graphs
+        hunts = [(at, min(at + _HUNT, end)) for at in range(settings.first, end, _HUNT)]
+        with ThreadPoolExecutor(settings.workers) as pool:
+            texts = list(pool.map(lambda seeds: self._hunt(*seeds, start), hunts))
+        for (first, last), (text, ended) in zip(hunts, texts, strict=True):
             lines = text.splitlines()
             failed = [line for line in lines if line.startswith("FAILED")]
             refused = sum(line.startswith("refused ") for line in lines)
             seeds = sum(line.startswith("seed ") for line in lines)
+            if not any(line.startswith("done") for line in lines[-1:]):
+                seeds -= bool(seeds)  # the last one has no outcome
+                reached = lines[-1] if lines else "its start"
+                problem = f"a process of the seeds {first} to {last - 1} crashed at {reached}"
+                late = f"stopped after {settings.seconds:.0f} s"
+                stage.problem = stage.problem or (problem if ended else late)
             stage.failures += failed
             stage.failed += len(failed)
             stage.refused += refused
             stage.passed += seeds - len(failed) - refused
-            if not stage.problem and not any(line.startswith("done") for line in lines[-1:]):
-                stage.problem = f"a process crashed at {lines[-1] if lines else 'its start'}"
             self._log("fuzz", text)
         stage.seconds = time.monotonic() - start
         return stage
+
+    def _hunt(self, first: int, last: int, start: float) -> tuple[str, bool]:
+        """The output of a process that runs random graphs, and whether it ended by itself.
+
+        Args:
+            first, last: the seeds, without the last one.
+            start: of the stage, on the monotonic clock.
+        """
+        left = self.settings.seconds - (time.monotonic() - start)
+        if left <= 0:
+            return "", False
+        command = [sys.executable, "-m", "tests.conformance.fuzz", str(first), str(last)]
+        try:
+            ran = subprocess.run(
+                [*command, self.settings.device],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=left,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            return _text(late.stdout), False
+        return ran.stdout, True
 
     def pytest(
         self,
@@ -210,6 +225,9 @@ class Suites:
             with (self.settings.logs / f"{name}.log").open("a") as log:
                 log.write(text)
 
+
+#: Random graphs of a process.
+_HUNT = 25
 
 #: The exit status of pytest where a sample or a keyword has left no test.
 _NOTHING_COLLECTED = 5

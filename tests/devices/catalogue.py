@@ -97,6 +97,7 @@ _LISTED = (
         traits=_WHOLE,
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
+    SuiteDevice("cudasegments", traits=_WHOLE),
     SuiteDevice("cuda", sample=30, traits=_WHOLE | {"quick"}),
     SuiteDevice("webgpu", sample=100, traits=(_WHOLE | {"quick"}) - {"subnormals"}),
     SuiteDevice("xla", sample=100, traits=frozenset({"every_op", "quick"})),

@@ -11,12 +11,13 @@ import ostinato as ost
 
 __all__ = ["TEST_BACKENDS", "open_session", "registered"]
 
-#: The entry points of the tests' own devices: one that interprets loop nests, one that runs CUDA
-#: kernels in an emulator of threads and blocks, and the CUDA device's runtime on a driver in this
-#: process.
+#: The entry points of the tests' own devices: one that interprets loop nests, two that run CUDA
+#: kernels in an emulator of threads and blocks, the latter with segments, and the CUDA device's
+#: runtime on a driver in this process.
 TEST_BACKENDS = {
     "loops": "tests.devices.loops.backend:LoopsBackend",
     "cudaemu": "tests.devices.cuda_emulation.backend:CudaEmulationBackend",
+    "cudasegments": "tests.devices.cuda_emulation.backend:CudaSegmentsBackend",
     "cudahost": "tests.devices.cuda_host.backend:CudaHostBackend",
 }
 

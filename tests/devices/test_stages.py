@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import command
+from tests.conformance import command, stages
 from tests.conformance.stages import Settings, Stage, Suites
 
 SUITE = """
@@ -85,6 +85,25 @@ def test_no_test_is_no_problem(suite: str) -> None:
     stage = run(suite, "absent")
     assert stage.good
     assert stage.passed == 0
+
+
+def test_random_graphs_from_a_seed_on_in_several_processes(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(stages, "_HUNT", 2)
+    settings = Settings("loops", graphs=5, first=7, workers=2, logs=tmp_path)
+    stage = Suites(settings).fuzz()
+    assert stage.good
+    assert stage.passed == 5
+    seeds = [line for line in (tmp_path / "fuzz.log").read_text().split("\n") if "seed" in line]
+    assert seeds == [f"seed {number}" for number in range(7, 12)]
+
+
+def test_random_graphs_whose_process_crashes_or_is_late(monkeypatch) -> None:
+    endings = {0: ("seed 0\nseed 1\n", True), 25: ("seed 25\nseed 26\n", False)}
+    suites = Suites(Settings("loops", graphs=50, seconds=9))
+    monkeypatch.setattr(suites, "_hunt", lambda first, last, start: endings[first])
+    stage = suites.fuzz()
+    assert (stage.passed, stage.failed) == (2, 0)
+    assert stage.problem == "a process of the seeds 0 to 24 crashed at seed 1"
 
 
 class Fake(Suites):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.ir.leaves import is_inout
 from ostinato.lower.loopir.views import linear_index
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass, field, field_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["Call", "Layout", "LoweredBuffer", "Program", "Role"]
+
+P = TypeVar("P", bound="Program")
 
 
 class Role(enum.Enum):
@@ -109,6 +111,7 @@ class Call:
         nodes: labels of the graph nodes that it computes.
         title: what it does, in a word or two (``"matmul+gelu"``).
         flops: floating point operations, as a dim.
+        parts: of a kernel that several were joined to, their calls, in the order of its parts.
     """
 
     kernel: Kernel
@@ -116,6 +119,7 @@ class Call:
     nodes: tuple[str, ...]
     title: str
     flops: Dim = 0
+    parts: tuple[Call, ...] = ()
 
     def reads(self) -> list[LoweredBuffer]:
         pairs = zip(self.kernel.args, self.buffers, strict=True)
@@ -161,3 +165,13 @@ class Program:
     def externals(self) -> list[LoweredBuffer]:
         """The buffers of arrays that each run is given, in order."""
         return [*self.inputs.values(), *self.inouts.values(), *self.outputs.values()]
+
+    def extended(self, kind: type[P], **fields: Any) -> P:
+        """A copy as a kind of program that has more fields.
+
+        Args:
+            kind: its class.
+            fields: by name, those that this one lacks, and those that differ.
+        """
+        own = {name: getattr(self, name) for name in field_names(self)}
+        return kind(**(own | fields))

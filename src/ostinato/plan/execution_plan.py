@@ -13,7 +13,7 @@ from ostinato.plan.buffer import Buffer
 from ostinato.plan.memory import ops_memory
 from ostinato.plan.order import Submission
 from ostinato.plan.prepared import KernelCall, View
-from ostinato.plan.profile import KernelProfile, Profile
+from ostinato.plan.profile import KernelProfile, PartProfile, Profile, TimedStep
 from ostinato.plan.schedule import schedule
 from ostinato.plan.values import ValueBuffers
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.plan.memory import MemoryReport
     from ostinato.plan.order import Accesses
     from ostinato.plan.prepared import PreparedKernel, PreparedOp
+    from ostinato.plan.profile import StepTime
     from ostinato.variables import Symbol
 
 __all__ = ["ExecutionPlan", "Runner"]
@@ -53,8 +54,8 @@ class Runner(Protocol):
     def run(self, variables: Sequence[int]) -> None:
         """Run all ops, in order or as if in order."""
 
-    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
-        """Run; return the seconds of each op but views."""
+    def run_profiled(self, variables: Sequence[int]) -> Sequence[StepTime]:
+        """Run; return the time of each op but views."""
 
     @property
     def live_sizes(self) -> Mapping[str, int]:
@@ -180,11 +181,11 @@ class ExecutionPlan:
             VariableError, InputError, PlanError: as :meth:`execute_with_vars`.
         """
         with self._lock:
-            seconds = self._perform(variables, self._runner.run_profiled)
+            times = self._perform(variables, self._runner.run_profiled)
             timed = [op for op in self.prepared_ops if not isinstance(op, View)]
             return Profile(
-                self._record(op, elapsed)
-                for op, elapsed in zip(timed, seconds, strict=True)
+                self._record(op, time)
+                for op, time in zip(timed, times, strict=True)
                 if isinstance(op, KernelCall)
             )
 
@@ -241,10 +242,15 @@ class ExecutionPlan:
         self._given.update((name, v) for name, v in values.items() if name not in resident)
         self._sizes.update(values)
 
-    def _record(self, op: KernelCall, elapsed: float) -> KernelProfile:
-        flops, nbytes = op.work(self._sizes)
+    def _record(self, op: KernelCall, time: StepTime) -> KernelProfile:
+        elapsed, times = time if isinstance(time, TimedStep) else (time, ())
+        parts = []
+        for part, found in zip(op.parts if times else (), times, strict=True):
+            work = part.work(self._sizes)
+            parts.append(PartProfile(found.elapsed, *work, part.node_names, part.name, found))
+        work, buffers = op.work(self._sizes), len(op.buffers)
         return KernelProfile(
-            op.kernel, self.device, len(op.buffers), elapsed, flops, nbytes, op.node_names
+            elapsed, *work, op.node_names, op.kernel, self.device, buffers, tuple(parts)
         )
 
     # -- contents ----------------------------------------------------------------------------------

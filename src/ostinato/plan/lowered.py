@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.plan.prepared import KernelCall, PreparedKernel, View
+from ostinato.plan.prepared import KernelCall, KernelPart, PreparedKernel, View
 from ostinato.plan.values import ValueBuffers
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class LoweredOps:
             buffers=tuple(self._buffers[b] for b in call.buffers),
             node_names=call.nodes,
             flops=call.flops,
+            parts=tuple(map(KernelPart.of, call.parts)),
         )
 
     def _find(

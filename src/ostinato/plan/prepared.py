@@ -34,6 +34,7 @@ __all__ = [
     "Copy",
     "KernelCall",
     "KernelCode",
+    "KernelPart",
     "PreparedKernel",
     "PreparedOp",
     "View",
@@ -129,6 +130,36 @@ class PreparedKernel:
         return text.kernel_text(self.kernel)
 
 
+@dataclass(frozen=True, eq=False)
+class KernelPart:
+    """A kernel that has become a part of another one.
+
+    Attributes:
+        name: names of its ops.
+        kernel: its loop IR.
+        types: what each of its arguments holds.
+        node_names: labels of the graph's nodes that it computes.
+        flops: floating point operations.
+    """
+
+    name: str
+    kernel: Kernel = field(repr=False)
+    types: tuple[TensorType, ...] = field(repr=False)
+    node_names: tuple[str, ...]
+    flops: Dim
+
+    @staticmethod
+    def of(call: Call) -> KernelPart:
+        """The part that a call has become."""
+        types = tuple(buffer.type for buffer in call.buffers)
+        return KernelPart(call.title, call.kernel, types, call.nodes, call.flops)
+
+    def work(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Floating point operations and bytes at these values of the Variables."""
+        nbytes = traffic.traffic(self.kernel, self.types)
+        return evaluate(self.flops, sizes), evaluate(nbytes, sizes)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedOp:
     """One operation of a device.
@@ -170,6 +201,7 @@ class KernelCall(PreparedOp):
         buffers: one per argument of the kernel; each may be larger than the kernel needs.
         node_names: labels of the graph's nodes that it computes.
         flops: floating point operations.
+        parts: of a kernel that several were joined to, these.
 
     Raises:
         PlanError: the kernel has another number of arguments; or a buffer is none, has another
@@ -180,6 +212,7 @@ class KernelCall(PreparedOp):
     buffers: tuple[Buffer, ...]
     node_names: tuple[str, ...] = ()
     flops: Dim = 0
+    parts: tuple[KernelPart, ...] = ()
 
     def __post_init__(self) -> None:
         wanted = len(self.kernel.arguments)

@@ -38,7 +38,7 @@ from ostinato.variables.queries import (
     substitute,
     symbols,
 )
-from ostinato.variables.variable import BoundVariable, DataVariable, Variable, axis
+from ostinato.variables.variable import BoundVariable, DataVariable, Variable, axis, axis_symbol
 
 __all__ = [
     "BoundVariable",
@@ -54,6 +54,7 @@ __all__ = [
     "Symbol",
     "Variable",
     "axis",
+    "axis_symbol",
     "bounds",
     "capacity",
     "ceil_div",

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ostinato.errors import VariableError
 from ostinato.variables.expr import Dim, Expr, Symbol, bounds
+from ostinato.variables.queries import symbols
 
-__all__ = ["BoundVariable", "DataVariable", "Variable", "axis"]
+__all__ = ["BoundVariable", "DataVariable", "Variable", "axis", "axis_symbol"]
 
 
 class BoundVariable(NamedTuple):
@@ -102,3 +103,9 @@ def axis(name: str, extent: Dim) -> Expr:
     """A loop axis: a symbol that runs over ``0 <= name < extent``."""
     upper = max(bounds(extent)[1] - 1, 0)
     return Expr({(Symbol(name, 0, upper, extent),): 1}, 0)
+
+
+def axis_symbol(dim: Dim) -> Symbol:
+    """The symbol that an axis of :func:`axis` consists of."""
+    (symbol,) = symbols(dim)
+    return symbol

@@ -69,6 +69,8 @@ static inline void __threadfence_block() {}
 static inline void __threadfence_system() { emu_fence(); }
 static inline void __trap() { emu_fail("traps"); }
 static inline void __nanosleep(unsigned) { emu_yield(); }
+static long long emu_cycles;
+__attribute__((no_sanitize_thread)) static inline long long clock64() { return ++emu_cycles; }
 static inline void __pipeline_memcpy_async(void *to, const void *from, size_t bytes) {
     emu_copy(to, from, bytes);
 }

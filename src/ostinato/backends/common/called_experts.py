@@ -75,19 +75,8 @@ class ExpertProgram(Program):
         resident: Sequence[ResidentLayer] = (),
     ) -> ExpertProgram:
         """A program with other calls, and its layers of experts."""
-        return ExpertProgram(
-            calls,
-            prepare,
-            program.inputs,
-            program.params,
-            program.states,
-            program.outputs,
-            program.next_states,
-            program.variables,
-            program.kept,
-            program.live_sizes,
-            [*called],
-            [*resident],
+        return program.extended(
+            ExpertProgram, calls=calls, prepare=prepare, called=[*called], resident=[*resident]
         )
 
 

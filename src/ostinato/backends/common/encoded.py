@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.plan.order import Accesses
+    from ostinato.plan.profile import StepTime
 
 __all__ = ["Encoded", "KeptRecording", "Recording"]
 
@@ -85,8 +86,8 @@ class Encoded(ABC):
         """Run all ops with these values of the Variables."""
 
     @abstractmethod
-    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
-        """Run; return the seconds of each op but views."""
+    def run_profiled(self, variables: Sequence[int]) -> Sequence[StepTime]:
+        """Run; return the time of each op but views."""
 
     @property
     def live_sizes(self) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.recording_context import RecordingContext
     from ostinato.plan.buffer import Storage
     from ostinato.plan.prepared import PreparedOp
+    from ostinato.plan.profile import StepTime
     from ostinato.variables import Symbol
 else:
     op_encoding = LazyModule("ostinato.backends.common.op_encoding")
@@ -95,7 +96,7 @@ class EncodedProgram(Encoded, Generic[M]):
     def run(self, variables: Sequence[int]) -> None:
         self.program.run((), variables)
 
-    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
+    def run_profiled(self, variables: Sequence[int]) -> Sequence[StepTime]:
         return self.program.run_profiled((), variables)
 
     def check(self) -> None:

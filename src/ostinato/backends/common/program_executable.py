@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ostinato.plan.buffer import Storage
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.prepared import KernelCode
+    from ostinato.plan.profile import StepTime
     from ostinato.plan.report import CompileReport
 
 __all__ = ["CompiledProgram", "ProgramBlock", "ProgramExecutable", "SlotProgram", "check_apart"]
@@ -56,8 +57,10 @@ class SlotProgram(Protocol):
     def run(self, blocks: Sequence[Any], variables: Sequence[int], /) -> None:
         """Run on inputs, then outputs."""
 
-    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int], /) -> Sequence[float]:
-        """Run; return the seconds of each step."""
+    def run_profiled(
+        self, blocks: Sequence[Any], variables: Sequence[int], /
+    ) -> Sequence[StepTime]:
+        """Run; return the time of each step."""
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""

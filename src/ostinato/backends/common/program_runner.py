@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.plan.buffer import Storage
+    from ostinato.plan.profile import StepTime
 
 __all__ = ["RELEASED", "ProgramRunner", "RunnableProgram", "host_block"]
 
@@ -28,8 +29,10 @@ class RunnableProgram(Protocol):
     def run(self, blocks: Sequence[Any], variables: Sequence[int], /) -> None:
         """Run on inputs, then outputs: memory as the device takes it."""
 
-    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int], /) -> Sequence[float]:
-        """Run; return the seconds of each step."""
+    def run_profiled(
+        self, blocks: Sequence[Any], variables: Sequence[int], /
+    ) -> Sequence[StepTime]:
+        """Run; return the time of each step."""
 
 
 class ProgramRunner:
@@ -79,7 +82,7 @@ class ProgramRunner:
     def run(self, variables: Sequence[int]) -> None:
         self._program.run(self._blocks(), variables)
 
-    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
+    def run_profiled(self, variables: Sequence[int]) -> Sequence[StepTime]:
         return self._program.run_profiled(self._blocks(), variables)
 
     @property

@@ -16,6 +16,8 @@ from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
 from ostinato.backends.cuda.memory import LARGE
 from ostinato.backends.cuda.rules.library import LIBRARY, LibraryProduct, suits
+from ostinato.backends.cuda.rules.segment_kernel import SegmentKernel
+from ostinato.backends.cuda.rules.stamped_segment import StampedSegment
 from ostinato.backends.cuda.rules.table import lower_for_cuda
 from ostinato.backends.cuda.signal import Signal
 from ostinato.cache.objects import process_cache
@@ -23,7 +25,7 @@ from ostinato.lower.control import Control, control_targets
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ostinato.backends.base import Progress
     from ostinato.backends.common.called_experts import ExpertProgram
@@ -77,6 +79,13 @@ class Compilation:
         members = self.lowered.layout.members(Slot.ARENA)
         sizes = ((offset, external_bytes(buffer)) for buffer, offset in members)
         return tuple((at, size if isinstance(size, int) else str(size)) for at, size in sizes)
+
+    @cached_property
+    def stamped(self) -> Mapping[str, StampedSegment]:
+        """By the symbols of segments, the same with logs, for profiles."""
+        kernels = {call.kernel for call in self.lowered.program.calls}
+        segments = [kernel for kernel in kernels if isinstance(kernel, SegmentKernel)]
+        return {kernel.name: StampedSegment.of(kernel) for kernel in segments}
 
     @cached_property
     def _targets(self) -> dict[Call, int]:

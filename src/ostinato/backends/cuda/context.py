@@ -35,17 +35,17 @@ class CudaContext(RecordingContext):
     Args:
         device: the GPU's name.
         gpu: the GPU.
-        toolchain: compiles the kernels of single ops.
+        toolchain: compiles kernels.
 
     Attributes:
-        gpu: the GPU.
+        gpu, toolchain: see above.
     """
 
     def __init__(self, device: Device, gpu: Gpu, toolchain: Toolchain) -> None:
         super().__init__(device)
         self.gpu = gpu
         self._stream = Stream(gpu)
-        self._toolchain = toolchain
+        self.toolchain = toolchain
 
     def _merge(self, works: Sequence[RecordedWork]) -> Callable[[], Replay] | None:
         return MergedReplay.of(self._stream, works)
@@ -60,7 +60,7 @@ class CudaContext(RecordingContext):
     def _compile(self, signature: OpSignature) -> CompiledOp:
         from ostinato.backends.cuda.op_compiler import compile_op  # only where it is needed
 
-        return compile_op(signature, self._toolchain, self.gpu, self.constant)
+        return compile_op(signature, self.toolchain, self.gpu, self.constant)
 
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
         return CudaEncoded(self, self._stream, ops, variables)

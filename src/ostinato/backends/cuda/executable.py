@@ -12,8 +12,10 @@ from ostinato.backends.common.device_executable import DeviceExecutable
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.cuda._graph_calls import GraphCall, GraphRun
 from ostinato.backends.cuda.bound_calls import CudaCall
+from ostinato.backends.cuda.code import load_objects
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import Blocks, DeviceBlock, ForeignBlock, HostBlock, device_block
+from ostinato.backends.cuda.part_logs import StampedStep, stamped_steps
 from ostinato.backends.cuda.program import CudaProgram
 from ostinato.errors import InputError
 from ostinato.plan.device_array import DeviceArray, Flags
@@ -102,7 +104,18 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
             self.memory.fixed,
             graphs=self._uses_graphs,
             touches=self._resident.accesses,
+            stamped=self._stamped_steps,
         )
+
+    def _stamped_steps(self) -> Mapping[str, StampedStep]:
+        """The forms of segments that profiles run, by symbol: compiled at the first profile."""
+        compilation, target = self.compilation, self._context.gpu.target
+        if not compilation.stamped:
+            return {}
+        toolchain = self._context.toolchain
+        objects = toolchain.compile(list(compilation.stamped.values()))
+        code = load_objects(self._context.gpu, objects)
+        return stamped_steps(compilation.stamped, code, target)
 
     def _open_tier(
         self,

@@ -15,6 +15,7 @@ from ostinato.backends.cuda.algorithms import ReadyProduct, ready_product
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.mapped import mapped_externals
 from ostinato.backends.cuda.memory import DeviceBlock
+from ostinato.backends.cuda.part_logs import StepTimes
 from ostinato.backends.cuda.pipeline import Pipeline
 from ostinato.backends.cuda.places import Places, Transfer
 from ostinato.backends.cuda.product import Product
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Gpu, Library, Stream
     from ostinato.backends.cuda.image import Step
+    from ostinato.backends.cuda.part_logs import StampedStep
+    from ostinato.plan.profile import StepTime
 
     #: Addresses by slot.
     _Slots: TypeAlias = Sequence[int] | Mapping[int, int]
@@ -67,6 +70,7 @@ class CudaProgram:
         fixed: returns the present blocks of the fixed slots.
         graphs: whether to launch graphs.
         touches: further accesses of every run.
+        stamped: returns the forms of segments that profiles run, by the symbols of the segments.
 
     Attributes:
         sizes: see above.
@@ -85,7 +89,9 @@ class CudaProgram:
         *,
         graphs: bool = True,
         touches: Sequence[tuple[int, int, bool]] = (),
+        stamped: Callable[[], Mapping[str, StampedStep]] = dict,
     ) -> None:
+        self._stamped = stamped
         self._code = code  # functions are gone with the last reference to their library
         self.sizes = sizes
         self._touches = tuple(touches)
@@ -238,19 +244,19 @@ class CudaProgram:
             finally:  # else work in flight might use memory that is given back
                 pipeline.wait(driver)
 
-    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
-        """Run; return the seconds of each step."""
-        seconds = [0.0] * len(self._steps)
+    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[StepTime]:
+        """Run; return the time of each step."""
+        stamped = self._stamped()
+        times = StepTimes([stamped.get(step.code) for step in self._steps], self._gpu)
 
         def launch(driver: Driver, slots: list[int]) -> None:
             self._staging.copy_in(driver, self._stream.handle)
-            for start, end in self._stretches(driver, slots, seconds):
-                for position, elapsed in enumerate(self._timed(driver, start, end, slots), start):
-                    seconds[position] += elapsed
+            for start, end in self._stretches(driver, slots, times):
+                self._time(driver, start, end, slots, times)
             self._copy_out(driver)
 
         self._carry_out(self.places(blocks, variables), variables, launch)
-        return seconds
+        return times.found
 
     def perform(
         self, steps: Sequence[Step], code: Mapping[str, Library], slots: Mapping[int, int]
@@ -426,7 +432,7 @@ class CudaProgram:
         self._copy_out(driver)
 
     def _stretches(
-        self, driver: Driver, slots: Sequence[int], seconds: list[float] | None = None
+        self, driver: Driver, slots: Sequence[int], times: StepTimes | None = None
     ) -> Iterator[tuple[int, int]]:
         """The stretches of steps between decisions, in the order in which they run."""
         position = 0
@@ -439,10 +445,10 @@ class CudaProgram:
                 return
             step, goes_on = self._steps[end], True
             if step.code:
-                if seconds is None:
+                if times is None:
                     self._launch(driver, step, self._functions[end], slots)
                 else:
-                    seconds[end] += sum(self._timed(driver, end, end + 1, slots))
+                    self._time(driver, end, end + 1, slots, times)
                 self._staging.copy_status(driver, self._stream.handle)
                 driver.synchronize(self._stream.handle)
                 self._check()
@@ -459,15 +465,25 @@ class CudaProgram:
     def _launch(self, driver: Driver, step: Step, function: _Function, slots: _Slots) -> None:
         _launch(driver, step, function, slots, self._staging.variables, self._stream.handle)
 
-    def _timed(self, driver: Driver, start: int, end: int, slots: Sequence[int]) -> list[float]:
-        """Launch steps, and wait; the seconds that each took."""
+    def _time(
+        self, driver: Driver, start: int, end: int, slots: Sequence[int], times: StepTimes
+    ) -> None:
+        """Launch steps, wait, and add the time that each took."""
         events = [driver.create_event(timed=True) for _ in range(end - start + 1)]
+        logs = times.new_logs(start, end)
 
         def launch() -> None:
-            driver.record(events[0], self._stream.handle)
+            stream, variables = self._stream.handle, self._staging.variables
+            driver.record(events[0], stream)
             for position, event in enumerate(events[1:], start):
-                self._launch(driver, self._steps[position], self._functions[position], slots)
-                driver.record(event, self._stream.handle)
+                step = self._steps[position]
+                if position in logs:
+                    form, log = logs[position]
+                    given = [*_addresses(step, slots), log.address, variables]
+                    driver.launch(form.function, form.launch, given, stream)
+                else:
+                    self._launch(driver, step, self._functions[position], slots)
+                driver.record(event, stream)
 
         graphs = Graphs(self._stream, 1, after=0)
         try:
@@ -476,7 +492,8 @@ class CudaProgram:
             else:  # at once, so that the time between two launches does not count
                 graphs.launch(driver, (), launch)
             driver.synchronize(self._stream.handle)
-            return [driver.elapsed(a, b) for a, b in pairwise(events)]
+            for position, (before, after) in enumerate(pairwise(events), start):
+                times.add(position, driver.elapsed(before, after), logs)
         finally:
             for event in events:
                 driver.destroy_event(event)
@@ -522,7 +539,7 @@ def _launch(
     driver: Driver, step: Step, function: _Function, slots: _Slots, variables: int, stream: int
 ) -> None:
     """Launch a step: a kernel, a product by a library, or a copy."""
-    addresses = [slots[slot] + offset for slot, offset in step.arguments]
+    addresses = _addresses(step, slots)
     if isinstance(function, ReadyProduct):
         function.launch(addresses, stream)
     elif function:
@@ -530,6 +547,11 @@ def _launch(
     elif step.nbytes:
         target, source = addresses
         driver.copy(target, source, step.nbytes, stream)
+
+
+def _addresses(step: Step, slots: _Slots) -> list[int]:
+    """The addresses of a step's arguments."""
+    return [slots[slot] + offset for slot, offset in step.arguments]
 
 
 def _function(gpu: Gpu, step: Step, code: Mapping[str, Library]) -> _Function:

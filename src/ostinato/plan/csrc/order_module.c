@@ -1,6 +1,7 @@
 /* The extension module ostinato.plan._order. */
 #include <pthread.h>
 
+#include "native_module.h"
 #include "order_list.h"
 #include "order_types.h"
 #include "recordings.h"
@@ -106,11 +107,6 @@ static PyMethodDef order_methods[] = {
      "Makes a recording fail when it ends; the first message stays."},
     {0},
 };
-
-static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
-    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *type == NULL ? -1 : PyModule_AddType(module, *type);
-}
 
 static int order_exec(PyObject *module) {
     order_state *state = PyModule_GetState(module);

@@ -23,17 +23,15 @@ from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
-from tests.devices.registered import registered
+from tests.devices.registered import open_session
 from tests.pairwise import pairwise
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
-BACKEND = "tests.devices.cuda_emulation.backend:CudaSegmentsBackend"
 
 
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
-    with registered(cudasegments=BACKEND):
-        return ost.Session("cudasegments")
+    return open_session("cudasegments")
 
 
 def segments_of(compiled: ost.CompiledGraph) -> list[Segment]:

@@ -1,26 +1,13 @@
 /* The extension module ostinato.backends.array_api._fresh_runs: runs that are one call each. */
 #include "fresh_run.h"
 #include "given_memory.h"
-
-static int import_order(void) {
-    PyObject *module = PyImport_ImportModule("ostinato.plan._order");
-    PyObject *capsule = module == NULL ? NULL : PyObject_GetAttrString(module, "api");
-    if (capsule != NULL) {
-        order = PyCapsule_GetPointer(capsule, ORDER_CAPSULE);
-    }
-    Py_XDECREF(capsule);
-    Py_XDECREF(module);
-    return order == NULL ? -1 : 0;
-}
-
-static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
-    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *type == NULL ? -1 : PyModule_AddType(module, *type);
-}
+#include "native_module.h"
 
 static int fresh_runs_exec(PyObject *module) {
     fresh_runs_state *state = PyModule_GetState(module);
-    if (import_order() < 0 || add_type(module, &given_memory_spec, &state->memory_type) < 0) {
+    PyObject *order_module = import_order(&order);
+    Py_XDECREF(order_module);
+    if (order_module == NULL || add_type(module, &given_memory_spec, &state->memory_type) < 0) {
         return -1;
     }
     return add_type(module, &fresh_run_spec, &state->run_type);

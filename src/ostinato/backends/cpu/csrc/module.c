@@ -6,6 +6,7 @@
 #include "copying.h"
 #include "experts.h"
 #include "memory.h"
+#include "native_module.h"
 #include "program.h"
 #include "python_types.h"
 #include "recording.h"
@@ -32,11 +33,6 @@ static void discard_kernel(char *const *buffers, const int64_t *vars, int64_t be
     memory_discard(buffers[0] + begin, (size_t)(end - begin));
 }
 
-static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
-    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *type == NULL ? -1 : PyModule_AddType(module, *type);
-}
-
 static int add_address(PyObject *module, const char *name, void *address) {
     PyObject *value = PyLong_FromVoidPtr(address);
     int status = value == NULL ? -1 : PyModule_AddObjectRef(module, name, value);
@@ -44,21 +40,15 @@ static int add_address(PyObject *module, const char *name, void *address) {
     return status;
 }
 
-static int import_order(core_state *state) {
-    PyObject *module = PyImport_ImportModule("ostinato.plan._order");
-    PyObject *capsule = module == NULL ? NULL : PyObject_GetAttrString(module, "api");
-    if (capsule != NULL) {
-        order = PyCapsule_GetPointer(capsule, ORDER_CAPSULE);
-        state->accesses_factory = PyObject_GetAttrString(module, "Accesses");
-    }
-    Py_XDECREF(capsule);
-    Py_XDECREF(module);
-    return order == NULL || state->accesses_factory == NULL ? -1 : 0;
-}
-
 static int core_exec(PyObject *module) {
     core_state *state = PyModule_GetState(module);
-    if (import_order(state) < 0) {
+    PyObject *order_module = import_order(&order);
+    if (order_module == NULL) {
+        return -1;
+    }
+    state->accesses_factory = PyObject_GetAttrString(order_module, "Accesses");
+    Py_DECREF(order_module);
+    if (state->accesses_factory == NULL) {
         return -1;
     }
     if (add_type(module, &arena_spec, &state->arena_type) < 0 ||

@@ -31,7 +31,7 @@ from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.dtypes import BOOL, INT64
 from ostinato.lower.loopir.nodes import Load, extent_of
 from ostinato.records import dataclass
-from ostinato.variables import Dim, Expr, Symbol, axis, bounds, remainder, symbols
+from ostinato.variables import Dim, Expr, Symbol, axis, axis_symbol, bounds, remainder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ class _Renderer:
     def render(self) -> None:
         attention, b = self.attention, self.builder
         outermost = Scope(symbols=dict(self.kernel.variables))
-        block = _only(axis("m.block", attention.blocks))
+        block = axis_symbol(axis("m.block", attention.blocks))
         parallel_axes = [(symbol, extent_of(symbol)) for symbol in attention.spec.batch]
         parallel_axes.append((block, attention.blocks))
 
@@ -369,9 +369,3 @@ class _Renderer:
 
 def _dim(symbol: Symbol) -> Dim:
     return Expr({(symbol,): 1}, 0)
-
-
-def _only(dim: Dim) -> Symbol:
-    """The symbol that an axis consists of."""
-    (symbol,) = symbols(dim)
-    return symbol

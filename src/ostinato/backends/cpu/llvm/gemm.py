@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.llvm.gemm_epilogue import GemmEpilogue, Span, axis_symbol
+from ostinato.backends.cpu.llvm.gemm_epilogue import GemmEpilogue, Span
 from ostinato.backends.cpu.llvm.indices import Indices
 from ostinato.backends.cpu.llvm.kernel import (
     KernelFunction,
@@ -30,6 +30,7 @@ from ostinato.lower.loopir.views import unravel
 from ostinato.variables import (
     Dim,
     axis,
+    axis_symbol,
     ceil_div,
     minimum,
     substitute,

@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu.llvm.indices import Indices
 from ostinato.backends.cpu.llvm.kernel import KernelFunction, counted_loop
 from ostinato.backends.cpu.llvm.memory import address
-from ostinato.backends.cpu.llvm.namespace import LaneNamespace
-from ostinato.backends.cpu.llvm.scalars import Scalars
-from ostinato.backends.cpu.llvm.stages import StageEmitter
+from ostinato.backends.cpu.llvm.tile_epilogue import TileEpilogue
 from ostinato.backends.cpu.llvm.types import I64
-from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
-from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.records import dataclass, replace
-from ostinato.variables import Dim, Expr, Symbol, axis, substitute, symbols
+from ostinato.variables import Dim, Expr, axis, axis_symbol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from llvmlite import ir
 
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
 else:
     transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
 
-__all__ = ["GemmEpilogue", "Span", "axis_symbol"]
+__all__ = ["GemmEpilogue", "Span"]
 
 
 @dataclass(frozen=True)
@@ -76,18 +70,24 @@ class GemmEpilogue:
         row, column = axis("m.row", rows.count), axis("n.column", columns.count)
         position = {c.m: rows.first + row, c.n: columns.first + column}
 
-        def epilogue(place: Dim) -> _Moved:
-            loads = [Load(len(c.args) + i, place, c.acc) for i in range(len(self.gemms))]
-            return _Moved(loads, position)
+        def along_lanes(
+            outer: Expr, lane: Expr, place: Dim, capacity: int, sums: Sequence[ir.Value]
+        ) -> None:
+            """The stores at every ``outer``, with the values of ``lane`` as lanes."""
+            axes = (axis_symbol(outer),)
+            statements = TileEpilogue(self.kernel, c, sums, place, position, axes)
+            plan = statements.plan(axis_symbol(lane), capacity)
+            # As many vectors at a time as divide a panel: none of a whole one is left over.
+            vectors = max(1, capacity // plan.width)
+            plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
+            statements.emit(axis_symbol(lane), plan, item)
 
         if c.stores_along_rows:
             for sums, turned in zip(self.sums, self.turned, strict=True):
                 self._transpose(sums, turned, rows, item)
-            along = epilogue(column * c.padded_block + row)
-            self._run(along, column, row, c.block, self.turned, item)
+            along_lanes(column, row, column * c.padded_block + row, c.block, self.turned)
         else:
-            across = epilogue(row * c.panel + column)
-            self._run(across, row, column, c.panel, self.sums, item)
+            along_lanes(row, column, row * c.panel + column, c.panel, self.sums)
 
     def _transpose(self, sums: ir.Value, turned: ir.Value, rows: Span, item: Scope) -> None:
         c, b = self.gemm, self.builder
@@ -105,54 +105,3 @@ class GemmEpilogue:
             counted_loop(b, I64(0), I64(c.panel), size, across, trips=trips, name="square")
 
         counted_loop(b, I64(0), count, size, squares, name="squares")
-
-    def _run(
-        self,
-        epilogue: _Moved,
-        loop: Expr,
-        lane: Expr,
-        capacity: int,
-        sums: Sequence[ir.Value],
-        item: Scope,
-    ) -> None:
-        """The stores at every ``loop``, with ``lane`` (at most ``capacity`` values) as lanes."""
-        c, b = self.gemm, self.builder
-        loop_axis, inner_axis = axis_symbol(loop), axis_symbol(lane)
-        stage = Stage((loop_axis,), tuple(map(epilogue.statement, c.epilogue)))
-        dependences = Dependences((stage,))
-        scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, *sums], dependences)
-        dtypes = [*(arg.dtype for arg in c.args), *(c.acc for _ in sums)]
-        stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
-        plan = plan_vectors(inner_axis, capacity, [stage], self.kernel.target, dependences)
-        # As many vectors at a time as divide a panel: none of a whole one is left over.
-        vectors = max(1, capacity // plan.width)
-        plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
-        count = extent_of(inner_axis)
-        strip_mine(
-            b,
-            inner_axis,
-            (I64(0), self.indices.scalar(count, item)),
-            count if isinstance(count, int) else None,
-            plan,
-            item,
-            lambda shared, vectors: stages.columns(stage, shared, vectors),
-        )
-
-
-class _Moved(Rewriter):
-    """Moves statements to an item's place, and puts its sums where the accumulators were."""
-
-    def __init__(self, sums: Sequence[Load], position: Mapping[Symbol, Dim]) -> None:
-        super().__init__(lambda dim: substitute(dim, position))
-        self._sums = sums
-
-    def scalar(self, scalar: Scalar) -> Scalar:
-        if isinstance(scalar, Accumulator):
-            return self._sums[scalar.number]
-        return super().scalar(scalar)
-
-
-def axis_symbol(dim: Dim) -> Symbol:
-    """The symbol that an axis consists of."""
-    (symbol,) = symbols(dim)
-    return symbol

@@ -11,24 +11,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cpu.llvm.indices import Indices
 from ostinato.backends.cpu.llvm.kernel import KernelFunction, counted_loop, kernel_module
 from ostinato.backends.cpu.llvm.memory import address
 from ostinato.backends.cpu.llvm.microkernel import define_tile
-from ostinato.backends.cpu.llvm.namespace import LaneNamespace
-from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.backends.cpu.llvm.scopes import Scope
-from ostinato.backends.cpu.llvm.stages import StageEmitter
+from ostinato.backends.cpu.llvm.tile_epilogue import TileEpilogue
 from ostinato.backends.cpu.llvm.types import I8, I64
-from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.dtypes import INT64
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
-from ostinato.lower.loopir.rewrite import Rewriter
-from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
+from ostinato.lower.loopir.nodes import extent_of, max_extent
+from ostinato.variables import Expr, axis, axis_symbol, minimum, substitute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from llvmlite import ir
 
@@ -63,6 +59,7 @@ class _Renderer:
         )
         self.groups = kernel.buffers[grouped.groups]
         self.panel = axis("n.panel", grouped.panels)
+        self.indices = Indices(kernel.builder)
         self.epilogue = _Epilogue(grouped, kernel, self.sums, self.panel)
 
     def _define(self, name: str, height: int) -> ir.Function:
@@ -90,7 +87,7 @@ class _Renderer:
         start = b.add(matrix, b.mul(panel, I64(grouped.panel_step)))
         dtype, buffers = grouped.gemm.b_dtype, self.kernel.buffers
         matrices = [address(b, buffers[position], dtype, start) for position in grouped.b]
-        item = outermost.child(symbols={_symbol(self.panel): panel})
+        item = outermost.child(symbols={axis_symbol(self.panel): panel})
         listed = b.add(first, I64(grouped.layout.first_row))
 
         if grouped.gemm.depth_block is not None:
@@ -125,7 +122,7 @@ class _Renderer:
             for position, offset in enumerate(noted):
                 slot = b.add(number, I64(position * grouped.kept_rows))
                 place = address(b, self.offsets, INT64, slot)
-                b.store(self.epilogue.scalars.indices.scalar(offset, inside), place, align=8)
+                b.store(self.indices.scalar(offset, inside), place, align=8)
 
         counted_loop(b, I64(0), count, 1, note, name="note")
 
@@ -221,54 +218,15 @@ class _Epilogue:
     def __init__(
         self, grouped: GroupedGemm, kernel: KernelFunction, sums: list[ir.Value], panel: Expr
     ) -> None:
-        self.builder = kernel.builder
         first = panel * grouped.panel
         row = axis("tile.row", grouped.kept_rows)
         column = axis("n.column", minimum(grouped.panel, extent_of(grouped.n) - first))
-        self.row, self.column = _symbol(row), _symbol(column)
-        place, args = row * grouped.panel + column, grouped.args
-        loads = [Load(len(args) + i, place, grouped.acc) for i in range(len(sums))]
-        moved = _Moved(loads, {grouped.n: first + column})
-        self.stage = Stage((), tuple(map(moved.statement, grouped.epilogue)))
-        dependences = Dependences((self.stage,))
-        self.scalars = Scalars(
-            kernel.builder, LaneNamespace(), [*kernel.buffers, *sums], dependences
-        )
-        dtypes = [*(arg.dtype for arg in args), *(grouped.acc for _ in sums)]
-        self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
-        self.plan = plan_vectors(
-            self.column, grouped.panel, [self.stage], kernel.target, dependences
-        )
+        self.row, self.column = axis_symbol(row), axis_symbol(column)
+        place, position = row * grouped.panel + column, {grouped.n: first + column}
+        self.statements = TileEpilogue(kernel, grouped, sums, place, position)
+        self.plan = self.statements.plan(self.column, grouped.panel)
 
     def emit(self, scope: Scope, number: ir.Value) -> None:
         """Runs the statements over row ``number`` of the sums."""
         scope.symbols[self.row] = number
-        count = extent_of(self.column)
-        strip_mine(
-            self.builder,
-            self.column,
-            (I64(0), self.scalars.indices.scalar(count, scope)),
-            count if isinstance(count, int) else None,
-            self.plan,
-            scope,
-            lambda shared, vectors: self.stages.columns(self.stage, shared, vectors),
-        )
-
-
-class _Moved(Rewriter):
-    """Moves statements to an item's columns, and puts its sums where the accumulators were."""
-
-    def __init__(self, sums: list[Load], position: Mapping[Symbol, Dim]) -> None:
-        super().__init__(lambda dim: substitute(dim, position))
-        self._sums = sums
-
-    def scalar(self, scalar: Scalar) -> Scalar:
-        if isinstance(scalar, Accumulator):
-            return self._sums[scalar.number]
-        return super().scalar(scalar)
-
-
-def _symbol(dim: Dim) -> Symbol:
-    """The symbol that an axis consists of."""
-    (symbol,) = symbols(dim)
-    return symbol
+        self.statements.emit(self.column, self.plan, scope)

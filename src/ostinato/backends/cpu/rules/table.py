@@ -195,19 +195,13 @@ class _CpuRules:
         calls = [self._finalised(call) for call in program.calls]
         if self.settings.streaming_stores:
             calls = streaming.stream_results(calls, program, self.settings.registers.caches)
-        return CpuProgram(
-            calls,
-            prepare,
-            program.inputs,
-            program.params,
-            program.states,
-            program.outputs,
-            program.next_states,
-            program.variables,
-            program.kept,
-            program.live_sizes,
-            [] if experts is None else [r for r in experts.routings.values() if not r.nested],
-            [] if experts is None else list(experts.stored_experts.values()),
+        routings = [] if experts is None else [*experts.routings.values()]
+        return program.extended(
+            CpuProgram,
+            calls=calls,
+            prepare=prepare,
+            routings=[routing for routing in routings if not routing.nested],
+            stored_experts=[] if experts is None else [*experts.stored_experts.values()],
         )
 
     def _finalised(self, call: Call) -> Call:

@@ -3,27 +3,14 @@
  * It links nothing of CUDA: the driver's entry points are addresses that it is given. */
 #include "graph_call.h"
 #include "graph_run.h"
+#include "native_module.h"
 #include "running.h"
-
-static int import_order(void) {
-    PyObject *module = PyImport_ImportModule("ostinato.plan._order");
-    PyObject *capsule = module == NULL ? NULL : PyObject_GetAttrString(module, "api");
-    if (capsule != NULL) {
-        order = PyCapsule_GetPointer(capsule, ORDER_CAPSULE);
-    }
-    Py_XDECREF(capsule);
-    Py_XDECREF(module);
-    return order == NULL ? -1 : 0;
-}
-
-static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
-    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *type == NULL ? -1 : PyModule_AddType(module, *type);
-}
 
 static int graph_calls_exec(PyObject *module) {
     graph_calls_state *state = PyModule_GetState(module);
-    if (import_order() < 0 || add_type(module, &epoch_spec, &state->epoch_type) < 0 ||
+    PyObject *order_module = import_order(&order);
+    Py_XDECREF(order_module);
+    if (order_module == NULL || add_type(module, &epoch_spec, &state->epoch_type) < 0 ||
         add_type(module, &graph_run_spec, &state->run_type) < 0) {
         return -1;
     }

@@ -2,6 +2,7 @@
 #pragma once
 #include "packs.cuh"
 #include "products.cuh"
+#include "stamps.cuh"
 
 namespace ost {
 
@@ -125,6 +126,7 @@ using packet_bits = typename choice<sizeof(T) == 2, unsigned short, unsigned>::t
 // What is at an address, once all packets of type T in it are there.
 template <class T, class Word>
 inline Word await_packets(const Word* from) {
+    const waiting timed(&waits::values);
     Word found = load_packets(from);
     unsigned polls = 0;
 #pragma unroll 1
@@ -209,6 +211,7 @@ inline void await_row(pack<T, Count> (&row)[Packs], const T* packets, int first)
     words found[Packs][each];
     unsigned polls = 0;
     bool complete;
+    const waiting timed(&waits::values);
 #pragma unroll 1
     do {
         complete = true;
@@ -257,6 +260,7 @@ inline void receive_packets(From from, Put put) {
         decltype(load_packets(from(0))) found[batch];
         unsigned polls = 0;
         bool complete;
+        const waiting timed(&waits::values);
 #pragma unroll 1
         do {
             complete = true;

@@ -83,6 +83,7 @@ inline bool barrier_passed(phased_barrier* barrier, unsigned parity) {
 
 // Waits until the phase of a parity has ended.
 inline void barrier_wait(phased_barrier* barrier, unsigned parity) {
+    const waiting timed(&waits::weights);
     unsigned polls = 0;
 #pragma unroll 1
     while (!barrier_passed(barrier, parity)) {

@@ -1,6 +1,7 @@
 // Kernels that are parts of a larger one: their places in its grid, and barriers of the whole grid.
 #pragma once
 #include "base.cuh"
+#include "stamps.cuh"
 
 namespace ost {
 
@@ -23,6 +24,7 @@ static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {
 #ifdef __CUDA_ARCH__
     if (threadIdx.x == 0) {
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+        const waiting timed(&waits::values);
         unsigned found = 0, polls = 0;
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");

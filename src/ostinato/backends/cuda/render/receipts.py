@@ -29,10 +29,12 @@ class Receipts:
     Attributes:
         parts: those that are left; the numbers in them are those among these.
         packets: by part, the position of the packets of each argument that it receives.
+        numbers: by part, its number among all of the segment.
     """
 
     parts: tuple[Part, ...]
     packets: tuple[Mapping[int, int], ...]
+    numbers: tuple[int, ...]
 
     @staticmethod
     def of(parts: Sequence[Part], target: CudaTarget) -> Receipts:
@@ -63,6 +65,7 @@ class Receipts:
         return Receipts(
             tuple(_moved(parts[number], places) for number in left),
             tuple(packets[number] for number in left),
+            tuple(left),
         )
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
     from ostinato.backends.cuda.target import CudaTarget
 
-__all__ = ["launch", "source"]
+__all__ = ["launch", "source", "stamped_form", "stamped_source"]
 
 #: Blocks that share a multiprocessor, at most, where they have no ring.
 _RESIDENT = 2
@@ -60,32 +60,58 @@ _BYTES_AHEAD = 32 << 10
 #: Blocks of a segment of independent parts, at most: what a field of a record holds.
 _MOST_BLOCKS = (1 << 16) - 1
 
+#: Bytes of static shared memory where parts are timed.
+_STAMP_BYTES = 16
+
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
 
 
-def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
+def launch(segment: SegmentKernel, target: CudaTarget, *, stamped: bool = False) -> Launch:
     """The launch of a segment: as many blocks as are resident at the same time.
 
     Parts that need no barrier between them have blocks of their own.
     """
-    return _Renderer(segment, target).launch
+    return _Renderer(segment, target, stamped=stamped).launch
 
 
 def source(segment: SegmentKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a segment."""
-    return _Renderer(segment, target).source()
+    return _Renderer(segment, target).source(segment.name)
+
+
+def stamped_source(segment: SegmentKernel, target: CudaTarget, name: str) -> str:
+    """The same with a log of each block as the last argument; see ``stamps.cuh``.
+
+    Args:
+        segment, target: the segment, and the GPU.
+        name: the symbol.
+    """
+    return _Renderer(segment, target, stamped=True).source(name)
+
+
+def stamped_form(segment: SegmentKernel, target: CudaTarget) -> tuple[int, list[int]]:
+    """The number of entries of the log of a block, at most; by part, the blocks that have work."""
+    renderer = _Renderer(segment, target, stamped=True)
+    blocks = [0] * len(segment.parts)  # of those that other parts take over
+    for number, (_, working) in zip(renderer.numbers, renderer._blocks(), strict=True):
+        blocks[number] = working
+    return renderer.log_entries, blocks
 
 
 class _Renderer:
     """The text of a segment."""
 
-    def __init__(self, segment: SegmentKernel, target: CudaTarget) -> None:
+    def __init__(
+        self, segment: SegmentKernel, target: CudaTarget, *, stamped: bool = False
+    ) -> None:
         self.segment = segment
         self.target = target
+        self.stamped = stamped
         inside = replace(target, block=SEGMENT_BLOCK, early_starts=False)
         receipts = Receipts.of(segment.parts, inside)
         self.parts, self.packets = receipts.parts, receipts.packets
+        self.numbers = receipts.numbers
         self.width = _FIELDS + max(
             len(part.arguments) + len(packets)
             for part, packets in zip(self.parts, self.packets, strict=True)
@@ -234,6 +260,11 @@ class _Renderer:
         return max(arrays, self.value_start + _whole(self.segment.block_bytes))
 
     @property
+    def room(self) -> int:
+        """Bytes of dynamic shared memory of a block, at most."""
+        return self.target.shared_bytes_per_block - _STAMP_BYTES * self.stamped
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of a slot of the ring, which the stages of all streams fit."""
         return max(f.stream.slot_bytes for f in self.distinct if f.stream is not None)
@@ -242,7 +273,7 @@ class _Renderer:
     def slots(self) -> int:
         """Slots of the ring: all that there is room for."""
         each = self.slot_bytes + 2 * _BARRIER_BYTES
-        return min((self.target.shared_bytes_per_block - self.fixed_bytes) // each, _MOST_SLOTS)
+        return min((self.room - self.fixed_bytes) // each, _MOST_SLOTS)
 
     @cached_property
     def launch(self) -> Launch:
@@ -254,15 +285,22 @@ class _Renderer:
         if self.streams:
             shared += self.slots * (self.slot_bytes + 2 * _BARRIER_BYTES)
             return Launch(blocks, SEGMENT_BLOCK + WARP, shared, cooperative=True)
-        fits = _RESIDENT * (shared + _RESERVED) <= self.target.shared_bytes_per_block
+        fits = _RESIDENT * (shared + _RESERVED) <= self.room
         resident = _RESIDENT if fits else 1
         return Launch(resident * blocks, SEGMENT_BLOCK, shared, cooperative=True)
 
     # -- text -------------------------------------------------------------------------------
 
-    def source(self) -> str:
-        """The whole text."""
-        segment, dialect, name = self.segment, CudaDialect(), self.segment.name
+    @property
+    def log_entries(self) -> int:
+        """Entries of the log of a block, at most: those of the only one."""
+        repeated = ((f.repeated + 1) * (f.shares[0] - 1) for f in self.functions if f.repeated)
+        return 1 + len(self.parts) + sum(repeated)
+
+    def source(self, name: str) -> str:
+        """The whole text, of a kernel with this symbol."""
+        self.name = name
+        segment, dialect = self.segment, CudaDialect()
         includes = dict.fromkeys(
             line for f in self.distinct for line in f.body.includes.splitlines() if line
         )
@@ -270,10 +308,14 @@ class _Renderer:
             f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
             for i, arg in enumerate(segment.args)
         )
+        log = f"b{len(segment.args)}"
+        if self.stamped:
+            parameters += f", long long* {log}"
         block, early = self.launch.block, self.launch.programmatic
         resident = min(max(1, self.launch.grid // self.target.multiprocessors), _RESIDENT)
         return "\n".join(
             [
+                *(["#define OST_STAMPED"] if self.stamped else []),
                 '#include "segments.cuh"',
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
@@ -283,12 +325,15 @@ class _Renderer:
                 ),
                 *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
                 self._records(),
+                *([self._numbers()] if self.stamped else []),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
                 f"    extern __shared__ __align__(16) unsigned char {name}_memory[];",
                 f"    unsigned char* const memory = {name}_memory;",
                 *(["    ost::wait_for_earlier_kernels();"] if early else []),
                 *([f"    if (vars[{FAILED}] != 0) return;"] if segment.guarded else []),
+                *([f"    ost::part_log log({log}, {self.log_entries});"] if self.stamped else []),
+                *([f"    const auto& numbers = {self.name}_numbers;"] if self.stamped else []),
                 "    const void** const at = (const void**)memory;",
                 *self._addresses(),
                 f"    unsigned short* const records = (unsigned short*)(memory + "
@@ -346,9 +391,14 @@ class _Renderer:
             rows.append(f"    {', '.join(map(str, fields))},")
         if self._fetched:
             rows.append(f"    {', '.join(map(str, self._fetched))},")
-        name = f"{self.segment.name}_records[{self.table_size}]"
+        name = f"{self.name}_records[{self.table_size}]"
         head = f"static __device__ const unsigned short {name} = {{"
         return "\n".join([head, *rows, "};"])
+
+    def _numbers(self) -> str:
+        """The numbers of the parts among all of the segment, as constants."""
+        head = f"static __device__ const unsigned short {self.name}_numbers[{len(self.numbers)}]"
+        return f"{head} = {{{', '.join(map(str, self.numbers))}}};"
 
     def _blocks(self) -> list[tuple[int, int]]:
         """By part, the first block that has work, and how many from there on do.
@@ -474,7 +524,7 @@ class _Renderer:
             lines += [
                 f"            case {function.number}:",
                 "                if (own.x < all.x)",
-                f"                    {self.segment.name}_{function.number}_touch({call});",
+                f"                    {self.name}_{function.number}_touch({call});",
                 "                continue;",
             ]
         return lines
@@ -492,6 +542,9 @@ class _Renderer:
         shared = any(function.shares for function in self.distinct)
         if shared:
             lines += ["    unsigned item = 0;  // of attention", "    bool further = false;"]
+        skipped = "continue;"
+        if self.stamped:
+            skipped = "{ if (record[1]) log.end_part(numbers[i]); continue; }"
         lines += [
             f"    for (int i = 0; i < {len(self.parts)}; i++) {{",
             *self._place(),
@@ -506,7 +559,8 @@ class _Renderer:
                 "            }",
             ]
         lines += [
-            "            if (own.x >= all.x) continue;",
+            *(["            const int number = numbers[i];"] if self.stamped else []),
+            f"            if (own.x >= all.x) {skipped}",
             "            OST_SYNC();",
             "            switch (record[0]) {",
         ]
@@ -518,7 +572,7 @@ class _Renderer:
                 packets = f"(const {stored}*)at[record[{_FIELDS + i}]]"
                 held = f"({stored}*)at[record[{_FIELDS + argument}]]"
                 given[argument] = f"{{{packets}, {held}}}"
-            name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
+            name, place = f"{self.name}_{function.number}", ["own", "all"]
             lines.append(f"            case {function.number}:")
             before, further = [], []
             if (operand := self._brought(function)) is not None:
@@ -551,8 +605,11 @@ class _Renderer:
             )
             lines += [*before, f"                {name}({call});", *further]
             lines.append("            break;")
+        lines.append("            }")
+        if self.stamped:
+            lines += ["            OST_SYNC();", "            log.end_part(number);"]
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
-        return [*lines, "            }", "    }", *last]
+        return [*lines, "    }", *(["    log.end();"] if self.stamped else []), *last]
 
     def _place(self) -> list[str]:
         """Declarations of the record of a part, and of the block's place in it."""

@@ -17,7 +17,7 @@ from ostinato.dtypes import UINT16, DType
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.nodes import Arg, max_extent
-from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.records import dataclass
 from ostinato.variables import bounds
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render import segments, streamed_rows
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.lower.program import Call
 else:
     segments = LazyModule("ostinato.backends.cuda.render.segments")
     streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
@@ -135,8 +134,8 @@ class Assembly:
         self._uses: dict[_Value, list[int]] = {}  # the numbers of the steps
         self._offsets: dict[_Value, int] = {}  # in the memory of a block
 
-    def segment(self) -> tuple[Segment, list[LoweredBuffer]]:
-        """The kernel, and its buffers."""
+    def segment(self) -> tuple[Segment, list[LoweredBuffer], list[Call]]:
+        """The kernel, its buffers, and the call that each of its parts was made of."""
         steps = [step for call in self._calls for step in self._steps(call)]
         total = sum(_whole(value.size) for value in self._sent.values()) // UINT16.itemsize
         packets = None
@@ -189,7 +188,7 @@ class Assembly:
         at = None if packets is None else position[packets]
         variables = self._calls[0].kernel.variables
         kernel = Segment(args, tuple(parts), tuple(spaces.values()), at, block_bytes, variables)
-        return kernel, buffers
+        return kernel, buffers, list(map(_call, steps))
 
     def longest_held(self, most: int) -> LoweredBuffer:
         """The value that blocks have for longest, of those of which they have too many at a time.
@@ -284,6 +283,22 @@ class Assembly:
             self._offsets[value] = start
             most = max(most, start + size)
         return spaces, most
+
+
+def _call(step: _Step) -> Call:
+    """The call that a part was made of; for one about packets, a call on memory for the values."""
+    if step.call is not None:
+        return step.call
+    buffers = [
+        operand
+        if isinstance(operand, LoweredBuffer)
+        else LoweredBuffer(
+            TensorType(arg.dtype, (operand.size // arg.dtype.itemsize,)), Role.TEMP, "values"
+        )
+        for arg, operand in zip(step.kernel.args, step.operands, strict=True)
+    ]
+    title = "receive values" if isinstance(step.kernel, ReceivePackets) else "clear packets"
+    return Call(step.kernel, tuple(buffers), (), title)
 
 
 def _whole(nbytes: int) -> int:

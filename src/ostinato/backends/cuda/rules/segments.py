@@ -131,28 +131,29 @@ def _segment(
     """
     if len(calls) < 2:
         return list(calls)
-    kernel, buffers = _assembled(simplified(calls, others, settings), others, settings)
+    kernel, buffers, parts = _assembled(simplified(calls, others, settings), others, settings)
     if kernel.block_bytes > _MOST_BLOCK_BYTES:
-        kernel, buffers = _assembled(calls, others, replace(settings, exchange=False))
+        kernel, buffers, parts = _assembled(calls, others, replace(settings, exchange=False))
     labels = tuple(dict.fromkeys(label for call in calls for label in call.nodes))
     flops: Dim = 0
     for call in calls:
         flops = flops + call.flops
-    return [Call(kernel, tuple(buffers), labels, f"segment of {len(calls)} kernels", flops)]
+    title = f"segment of {len(calls)} kernels"
+    return [Call(kernel, tuple(buffers), labels, title, flops, tuple(parts))]
 
 
 def _assembled(
     calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
-) -> tuple[Segment, list[LoweredBuffer]]:
+) -> tuple[Segment, list[LoweredBuffer], list[Call]]:
     """A segment, with values in memory for which blocks have no room, if there are not too many."""
     apart = set(others)
     for _ in range(_MOST_APART):
         assembly = Assembly(calls, apart, settings)
-        kernel, buffers = assembly.segment()
+        kernel, buffers, parts = assembly.segment()
         if kernel.block_bytes <= _MOST_BLOCK_BYTES:
             break
         apart.add(assembly.longest_held(_MOST_BLOCK_BYTES))
-    return kernel, buffers
+    return kernel, buffers, parts
 
 
 #: Whether a kernel fills blocks of a segment is the same on every GPU.

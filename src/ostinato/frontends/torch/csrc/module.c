@@ -1,13 +1,9 @@
 /* The extension module ostinato.frontends.torch._runtime: calls on PyTorch's tensors. */
+#include "native_module.h"
 #include "prepared_call.h"
 #include "runtime_types.h"
 #include "span.h"
 #include "watch.h"
-
-static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
-    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *type == NULL ? -1 : PyModule_AddType(module, *type);
-}
 
 static int runtime_exec(PyObject *module) {
     runtime_state *state = PyModule_GetState(module);
