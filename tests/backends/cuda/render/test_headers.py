@@ -16,9 +16,7 @@ from ostinato.dtypes import (
     ALL_DTYPES,
     FLOAT32,
     FLOAT64,
-    INT8,
     NARROW_DTYPES,
-    UINT8,
     DType,
 )
 from ostinato.ops.namespace import ORACLE
@@ -241,39 +239,6 @@ def test_quotients_round_to_the_same_whole_numbers() -> None:
         np.testing.assert_array_equal(found["both"], found["one"])
         zero = found["one"] == 0
         np.testing.assert_array_equal(*(np.signbit(part[zero]) for part in found.values()))
-
-
-@pytest.mark.parametrize("dtype", [INT8, UINT8], ids=str)
-def test_floats_become_bytes_by_their_steps(dtype: DType) -> None:
-    """Those near halves, of all sizes, and some that are no numbers: as op by op."""
-    rng = np.random.default_rng(0)
-    low, high = (-127, 127) if dtype == INT8 else (0, 255)
-    step = rng.uniform(1e-3, 1e3, 50_000).astype(np.float32)
-    halves = ((rng.integers(-300, 300, step.size) + 0.5) * step).astype(np.float32)
-    near = halves.view(np.int32) + rng.integers(-2, 3, step.size, np.int32)
-    any_x, any_y = rng.integers(0, 1 << 32, (2, 50_000), np.uint32).view(np.float32)
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -3.4e38, 255.0], np.float32)
-    x = np.concatenate([near.view(np.float32), any_x, np.tile(special, 8)])
-    y = np.concatenate([step, any_y, np.repeat(special, 8)])
-    zero = rng.integers(-200, 200, x.size).astype(np.float32)
-    zero[-8:] = special
-    zero[-3] = 3.0
-    type_, bounds = DIALECT.memory_type(dtype), f"{low}.0f, {high}.0f"
-    packs = f"{type_} found[2]; const float pair[2] = {{x0, 7.0f}}; "
-    steps = "ost::add(ost::round_of_quotient(x0, x1), x2)"
-    clipped = f"ost::minimum(ost::maximum({steps}, {low}.0f), {high}.0f)"
-    cases = {
-        "together": (
-            f"[&] {{ {packs}ost::quantise(found, pair, x1, x2, {bounds}); return found[0]; }}()",
-            dtype,
-        ),
-        "apart": (f"ost::to_integer<{type_}>({clipped})", dtype),
-    }
-    found = run(cases, (FLOAT32, x), (FLOAT32, y), (FLOAT32, zero))
-    np.testing.assert_array_equal(found["together"], found["apart"])
-    usual = np.s_[:50_000]
-    expected = np.clip(np.rint(x[usual] / y[usual]) + zero[usual], low, high)
-    np.testing.assert_array_equal(found["together"][usual], expected)
 
 
 INTEGERS = [dtype for dtype in ALL_DTYPES if dtype.is_integer]

@@ -112,7 +112,7 @@ def test_quantized_matmul(session: ost.Session, dtype: str, rows: int) -> None:
     compiled = check(session, d, d.g.silu(y) * d.of((rows, 40), dtype))
     target = CudaTarget.of_arch("sm_90")
     sources = [kernel.kernel.source(target) for kernel in compiled.plan.kernels]
-    assert any("ost::quantise(" in text for text in sources)
+    assert any("ost::round_of_quotient(" in text for text in sources)
 
 
 #: Rows, depth, columns and block.

@@ -5,4 +5,3 @@
 #include "groups.cuh"
 #include "math.cuh"
 #include "packs.cuh"
-#include "quantise.cuh"

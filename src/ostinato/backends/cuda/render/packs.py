@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from ostinato.backends.common.clike.runs import begins_aligned, loads_along
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.common.clike.statements import interleaves
-from ostinato.backends.cuda.render.quantised import Quantised
-from ostinato.dtypes import FLOAT32
 from ostinato.lower.loopir.dependences import roots
 from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import Load, Reduce, Scan, Store, extent_of
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render.reductions import RunningReduction
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.dependences import Dependences
-    from ostinato.lower.loopir.nodes import Stage, Statement
+    from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Symbol
 
 __all__ = ["KeptPacks", "pack_type", "packed_body", "widest_pack"]
@@ -128,12 +126,6 @@ def packed_body(
     for store, name in zip(stores, results, strict=True):
         if store.buffer not in kept.temps:
             writer.line(f"{pack_type(code, store.buffer, lanes)} {name};")
-    quantised: dict[Statement, tuple[Quantised, str]] = {}
-    for store in stores:
-        form = Quantised.of(store, code.dtype(store.buffer), axis, dependences)
-        if form is not None:
-            quantised[store] = form, writer.fresh("x")
-            writer.line(f"float {quantised[store][1]}[{lanes}];")
     lane, position = writer.fresh("l"), writer.fresh("i")
     writer.line("#pragma unroll")
     with writer.block(f"for (int {lane} = 0; {lane} < {lanes}; ++{lane})"):
@@ -145,29 +137,17 @@ def packed_body(
         for load, name in packs:
             element = code.dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
             inside.values[id(load)] = code.code.keep(load.dtype, element)
-        code.evaluate([s for s in stage.statements if s not in quantised], inside)
+        code.evaluate(stage.statements, inside)
         names = iter(results)
         for statement in stage.statements:
             if isinstance(statement, Reduce):
                 running[statement].add(inside)
-                continue
-            if statement in quantised:
-                form, elements = quantised[statement]
-                text = scalars.value(form.x, inside).astype(FLOAT32).text
-                writer.line(f"{elements}[{lane}] = {text};")
-                next(names)
                 continue
             dtype = code.dtype(statement.buffer)
             value = scalars.value(statement.value, inside).astype(dtype)
             stored = code.dialect.to_memory(value.text, dtype)
             writer.line(f"{next(names)}.at[{lane}] = {stored};")
     for store, name in zip(stores, results, strict=True):
-        if store in quantised:
-            form, elements = quantised[store]
-            given = [scalars.value(s, base).text for s in (form.step, form.zero) if s is not None]
-            given += ["0.0f"] * (form.zero is None)
-            given += [code.dialect.literal(FLOAT32, bound) for bound in (form.low, form.high)]
-            writer.line(f"ost::quantise({name}.at, {elements}, {', '.join(given)});")
         if store.buffer in kept.temps:
             continue
         condition = stores_if(store)
