@@ -89,6 +89,10 @@ class CudaLoopNest(GpuLoopNest, CudaKernel):
     def body(self, target: CudaTarget) -> Body:
         return nests.body(self, target, self.scratch_groups)
 
+    def whole_rows(self, target: CudaTarget) -> dict[int, int]:
+        """See :func:`~ostinato.backends.cuda.render.nests.whole_rows`."""
+        return {} if self.scratch_groups else nests.whole_rows(self, target)
+
 
 @dataclass(frozen=True, eq=False)
 class CudaSizeStep(SizeStep, CudaKernel):

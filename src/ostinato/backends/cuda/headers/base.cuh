@@ -6,6 +6,13 @@
 #include <string.h>
 #endif
 
+// Of a function: called, however short it is.
+#ifdef __CUDA_ARCH__
+#define OST_APART __noinline__
+#else
+#define OST_APART __attribute__((noinline))
+#endif
+
 namespace ost {
 
 template <class To, class From>

@@ -193,6 +193,55 @@ inline void pack<T, Count>::store(outbox<T> to) const {
     for (int i = 0; i < parts; ++i) store_packets((words*)to.packets + i, given[i]);
 }
 
+// A row of elements of other blocks, and the memory of the block that gets it.
+template <class T>
+struct received {
+    const T* packets;
+    T* held;
+
+    received operator+(long long i) const { return {packets + i, held + i}; }
+};
+
+// The packs of a thread once all of them are there: they are on their way together.
+template <int Step, int Extent, class T, int Count, int Packs>
+inline void await_row(pack<T, Count> (&row)[Packs], const T* packets, int first) {
+    using part = pack<T, Count>;
+    using words = packet_words<sizeof(typename part::part)>;
+    constexpr int each = part::parts;
+    words found[Packs][each];
+    unsigned polls = 0;
+    bool complete;
+    const waiting timed(&waits::values);
+#pragma unroll 1
+    do {
+        complete = true;
+#pragma unroll
+        for (int i = 0; i < Packs * each; ++i) {
+            const int at = first + i / each * Step < Extent ? i / each * Step : -first;
+            found[i / each][i % each] = load_packets((const words*)(packets + at) + i % each);
+        }
+#pragma unroll
+        for (int i = 0; i < Packs * each; ++i) complete &= are_there<T>(found[i / each][i % each]);
+        if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+    } while (!complete);
+#pragma unroll
+    for (int i = 0; i < Packs; ++i) memcpy(row[i].at, found[i], sizeof found[i]);
+}
+
+// See `load_row` of memory. Where elements are received, the block has them once its threads have
+// met; of several threads with the same pack, one keeps it.
+template <int Step, int Extent, class T, int Count, int Packs>
+inline void load_row(pack<T, Count> (&row)[Packs], inbox<T> from, int first, bool = true) {
+    await_row<Step, Extent>(row, from.packets, first);
+}
+template <int Step, int Extent, class T, int Count, int Packs>
+inline void load_row(pack<T, Count> (&row)[Packs], received<T> from, int first, bool keeps = true) {
+    await_row<Step, Extent>(row, from.packets, first);
+#pragma unroll
+    for (int i = 0; i < Packs; ++i)
+        if (keeps && first + i * Step < Extent) row[i].store(from.held + i * Step);
+}
+
 // Empties units of two bytes, of which there are a multiple of eight.
 inline void clear_packets(unsigned short* packets, int count, place own, place all) {
     const vector<unsigned, 4> none = {~0u, ~0u, ~0u, ~0u};

@@ -54,4 +54,14 @@ struct pack {
     void store(outbox<T> to) const;
 };
 
+// The packs of a row that a thread has: those `Step` elements apart, of `Extent` in all, from the one
+// that begins at element `first` on, which is the one at `from`.
+template <int Step, int Extent, class T, int Count, int Packs>
+inline void load_row(pack<T, Count> (&row)[Packs], const T* from, int first, bool = true) {
+#pragma unroll
+    for (int i = 0; i < Packs; ++i)
+        if (Packs * Step == Extent || first + i * Step < Extent)
+            row[i] = pack<T, Count>::load(from + i * Step);
+}
+
 }  // namespace ost

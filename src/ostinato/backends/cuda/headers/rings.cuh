@@ -722,8 +722,8 @@ struct bytes_by_codes {
 // instructions than tensor cores, whose other rows would be wasted. Wide: it has them in registers.
 template <class Row, bool Wide, int Together>
 static OST_APART void multiply_row(
-    ring& shared_ring, const void* left, const float* scales, int depth, long long first_tile,
-    long long step, long long columns,
+    ring& shared_ring, const void* left, const float* scales, int depth, int first_tile, int step,
+    int columns,
     typename Row::sum (*parts)[Wide ? ring::sharing : computing / 32][1][tile_columns<Wide> + 1]
 ) {
     __syncwarp();
@@ -736,9 +736,9 @@ static OST_APART void multiply_row(
     if (Wide) row.load(inside, depth - inside);
 #pragma unroll 1
     for (int t = 0; t < Together; t++) {
-        const long long rest = columns - (first_tile + t * step) * width;
+        const int rest = columns - (first_tile + t * step) * width;
         if (rest <= 0) break;
-        const int tile_there = rest < width ? (int)rest : width;
+        const int tile_there = min(rest, width);
         const int there = Wide ? tile_there - group * ring::rows : tile_there;
         const int place = (column < there ? column : 0) * Row::pitch;
         ring from = next;

@@ -3,13 +3,6 @@
 #include "base.cuh"
 #include "stamps.cuh"
 
-// Of a function: called, however short it is.
-#ifdef __CUDA_ARCH__
-#define OST_APART __noinline__
-#else
-#define OST_APART __attribute__((noinline))
-#endif
-
 namespace ost {
 
 // Brings bytes into the cache that all multiprocessors share: called by all threads of a block.

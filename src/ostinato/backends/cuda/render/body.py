@@ -82,15 +82,26 @@ class Body:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def types(self, sent: Collection[int] = (), polled: Collection[int] = ()) -> list[str]:
+    def types(
+        self,
+        sent: Collection[int] = (),
+        polled: Collection[int] = (),
+        received: Collection[int] = (),
+    ) -> list[str]:
         """The types of the parameters; see :meth:`part`."""
         types = [parameter.rpartition(" ")[0] for parameter in self.parameters]
         for position in sent:
-            types[position] = f"ost::outbox<{types[position].removesuffix('*')}>"
+            types[position] = f"ost::outbox<{self.stored_type(position)}>"
         for position in polled:
-            read = types[position].removeprefix("const ").removesuffix("*")
-            types[position] = f"ost::inbox<{read}>"
+            types[position] = f"ost::inbox<{self.stored_type(position)}>"
+        for position in received:
+            types[position] = f"ost::received<{self.stored_type(position)}>"
         return types
+
+    def stored_type(self, position: int) -> str:
+        """The type of the elements of an argument in memory."""
+        type_ = self.parameters[position].rpartition(" ")[0]
+        return type_.removeprefix("const ").removesuffix("*")
 
     def kernel(self, name: str, before: str = "") -> str:
         """CUDA C++ with the kernel ``name``.
@@ -122,6 +133,7 @@ class Body:
         sent: Collection[int] = (),
         polled: Collection[int] = (),
         awaited: Collection[tuple[int, int]] = (),
+        received: Collection[int] = (),
     ) -> str:
         """A function that does the same in a block of a segment.
 
@@ -133,13 +145,16 @@ class Body:
             sent: the arguments whose elements are sent as they are written.
             polled: those whose elements are waited for as they are read.
             awaited: of these, those whose elements are waited for at the start, with their numbers.
+            received: those that come in packets and are in memory of the block from then on.
         """
         first = "ost::place own, ost::place all, unsigned char* pool"
         names = [parameter.rpartition(" ")[2] for parameter in self.parameters]
         counts = dict(awaited)
         declared = [
             f"{type_} {'packets_of_' * (number in counts)}{own}"
-            for number, (type_, own) in enumerate(zip(self.types(sent, polled), names, strict=True))
+            for number, (type_, own) in enumerate(
+                zip(self.types(sent, polled, received), names, strict=True)
+            )
         ]
         if self.streams:
             first += ", ost::ring& ring"

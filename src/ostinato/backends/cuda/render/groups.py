@@ -6,21 +6,23 @@ left repeats the last one, and stores nothing.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike.runs import loads_along
 from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.statements import stage_buffers
 from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.mapping import Shape, temp_bytes
-from ostinato.backends.cuda.render.packs import packed_body
+from ostinato.backends.cuda.render.packs import KeptPacks, pack_type, packed_body
 from ostinato.backends.cuda.render.reductions import OPERATORS, RunningReduction
 from ostinato.backends.cuda.target import WARP
 from ostinato.lower.loopir.dependences import roots, written_buffers
 from ostinato.lower.loopir.nodes import Reduce, Scan, Store, extent_of
 from ostinato.records import dataclass
-from ostinato.variables import prod, provably_less
+from ostinato.variables import coefficient, prod, provably_less
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.render.code import NestCode
@@ -71,6 +73,16 @@ class _Groups:
         self.shared: dict[str, str] = {}
         self.exchanged = False
         count = prod(map(extent_of, code.nest.outer_axes))
+        #: whether a group has one point at most
+        self.once = isinstance(count, int) and count <= self.points
+        self.kept = mapping.kept
+        kept = {} if self.kept is None else self.kept.temps
+        numbered = enumerate(code.nest.temps, len(code.nest.args))
+        #: the temps that are in memory, by number
+        self.temps = {number: temp for number, temp in numbered if number not in kept}
+        #: the names of kept rows, and those that have been loaded
+        self.rows: list[str] = []
+        self.loaded = set[int]() if self.kept is None else set(self.kept.temps.values())
         #: whether a group may have no point left while others of its block have
         self.partial = self.points > 1 and not (isinstance(count, int) and count % self.points == 0)
 
@@ -98,11 +110,11 @@ class _Groups:
             else:
                 writer.line(f"const {type_} {point} = {base} + slot;")
             scope = code.enter(axes, Index(point, points.wide), code.outermost)
+            self._declare_rows()
             touched = _Touched(set(), set())
-            for number, stage in enumerate(code.nest.stages):
-                lanes = self.mapping.lanes[number] if self.mapping.shape is Shape.ROWS else 1
-                touched = self._stage(stage, lanes, scope, touched)
-            if code.nest.temps or self.exchanged:
+            for number in range(len(code.nest.stages)):
+                touched = self._stage(number, scope, touched)
+            if (self.temps or self.exchanged) and not self.once:
                 self._barrier()  # the next point's values are written where this one's are read
 
     def _declare_memory(self) -> None:
@@ -115,9 +127,9 @@ class _Groups:
                         type_ = RunningReduction(code, statement, "").type
                         if type_ not in self.shared:
                             self.shared[type_] = self._array(type_, self.block)
-        if not nest.temps:
+        if not self.temps:
             return
-        row = temp_bytes(nest.temps)
+        row = temp_bytes(self.temps.values())
         if self.scratch:
             memory = f"b{len(nest.args) - 1}"
             start = f"{memory} + (long long)(own.x * {self.points} + slot) * {row}"
@@ -126,10 +138,19 @@ class _Groups:
             start = f"{code.dynamic} + slot * {row}"
         self.writer.line(f"unsigned char* const temps = {start};")
         offset = 0
-        for number, temp in enumerate(nest.temps, len(nest.args)):
+        for number, temp in self.temps.items():
             type_ = code.dialect.memory_type(temp.dtype)
             self.writer.line(f"{type_}* const b{number} = ({type_}*)(temps + {offset});")
             offset += -(-temp.elements * temp.dtype.itemsize // 16) * 16
+
+    def _declare_rows(self) -> None:
+        """The packs of kept rows."""
+        if self.kept is None:
+            return
+        for buffer in self.kept.buffers:
+            name, pack = self.writer.fresh("k"), pack_type(self.code, buffer, self.kept.lanes)
+            self.writer.line(f"{pack} {name}[{self.kept.packs}];")
+            self.rows.append(name)
 
     def _array(self, type_: str, size: int) -> str:
         """An array for states of reductions."""
@@ -139,8 +160,12 @@ class _Groups:
 
     # -- stages -----------------------------------------------------------------------------
 
-    def _stage(self, stage: Stage, lanes: int, scope: Scope, touched: _Touched) -> _Touched:
+    def _stage(self, number: int, scope: Scope, touched: _Touched) -> _Touched:
+        stage = self.code.nest.stages[number]
+        lanes = self.mapping.lanes[number] if self.mapping.shape is Shape.ROWS else 1
         read, written = stage_buffers(stage)
+        if self.kept is not None:
+            read, written = read - self.kept.temps.keys(), written - self.kept.temps.keys()
         if touched.conflicts(read, written):
             self._barrier()
             touched = _Touched(set(), set())
@@ -153,7 +178,8 @@ class _Groups:
         elif scan is not None:
             self._scan_loop(stage, scope, running)
         else:
-            self._member_loop(stage, lanes, scope, running)
+            keeps = self.kept is not None and number in self.kept.stages
+            self._member_loop(stage, lanes, scope, running, keeps=keeps)
         touched = _Touched(touched.read | read, touched.written | written)
         if stage.axes and running and self.members > WARP and self.mapping.shape is Shape.ROWS:
             self._across_warps(running)
@@ -181,7 +207,13 @@ class _Groups:
                     self._effect(statement, inside)
 
     def _member_loop(
-        self, stage: Stage, lanes: int, scope: Scope, running: list[RunningReduction]
+        self,
+        stage: Stage,
+        lanes: int,
+        scope: Scope,
+        running: list[RunningReduction],
+        *,
+        keeps: bool,
     ) -> None:
         """A stage over axes, its points dealt out to the members of a group."""
         code, writer = self.code, self.writer
@@ -194,6 +226,9 @@ class _Groups:
         stop = code.size(extent, scope, step)
         type_, name = code.dialect.index_type(stop.wide), writer.fresh("j")
         start = f"member * {lanes}" if lanes > 1 else "member"
+        if keeps:
+            self._loop_over_packs(stage, scope, running, name)
+            return
         head = f"for ({type_} {name} = {start}; {name} < {stop.text}; {name} += {step})"
         with writer.block(head):
             number = Index(name, stop.wide)
@@ -210,6 +245,62 @@ class _Groups:
                     next(remaining).add(inside)
                 else:
                     self._guarded(statement, inside)
+
+    def _loop_over_packs(
+        self, stage: Stage, scope: Scope, running: list[RunningReduction], name: str
+    ) -> None:
+        """The same of a stage that shares kept rows: a loop whose length is known."""
+        code, writer, kept, (axis,) = self.code, self.writer, self.kept, stage.axes
+        assert kept is not None
+        extent, step = extent_of(axis), self.members * kept.lanes
+        assert isinstance(extent, int)
+        states = {state.reduction: state for state in running}
+        self._load_rows(stage, scope)
+        with ExitStack() as blocks:
+            pack, place = "0", f"member * {kept.lanes}"
+            if kept.packs > 1:
+                pack = writer.fresh("v")
+                writer.line("#pragma unroll")
+                head = f"for (int {pack} = 0; {pack} < {kept.packs}; ++{pack})"
+                blocks.enter_context(writer.block(head))
+                place += f" + {pack} * {step}"
+            writer.line(f"const int {name} = {place};")
+            if extent % step:
+                blocks.enter_context(writer.block(f"if ({name} < {extent})"))
+            first, packs = Index(name, False), self._packs(pack)
+            lanes, stores_if = kept.lanes, self._stores_if
+            packed_body(code, stage, axis, lanes, scope, first, states, stores_if, packs)
+        loads = loads_along(stage.statements, axis, code.dependences) or ()
+        self.loaded.update(kept.loads[id(load)] for load in loads if id(load) in kept.loads)
+
+    def _load_rows(self, stage: Stage, scope: Scope) -> None:
+        """Load the kept rows of a stage that are neighbours from end to end, if nothing has."""
+        kept, (axis,) = self.kept, stage.axes
+        assert kept is not None
+        step, extent = self.members * kept.lanes, extent_of(axis)
+        for load in loads_along(stage.statements, axis, self.code.dependences) or ():
+            row = kept.loads.get(id(load))
+            along = coefficient(load.index, axis)
+            if row is None or row in self.loaded or along is None or along[0] != 1:
+                continue
+            first = self.writer.fresh("j")
+            self.writer.line(f"const int {first} = member * {kept.lanes};")
+            index = self.scalars.indices.value(load.index, scope.child({axis: Index(first, False)}))
+            start = f"b{load.buffer} + {index.text}"
+            given = ", ".join([self.rows[row], start, first, *["active"] * self.partial])
+            self.writer.line(f"ost::load_row<{step}, {extent}>({given});")
+            self.loaded.add(row)
+
+    def _packs(self, pack: str) -> KeptPacks:
+        """The packs of kept rows with a number."""
+        kept = self.kept
+        assert kept is not None
+        names = [f"{row}[{pack}]" for row in self.rows]
+        return KeptPacks(
+            {load: names[row] for load, row in kept.loads.items()},
+            {temp: names[row] for temp, row in kept.temps.items()},
+            frozenset(load for load, row in kept.loads.items() if row not in self.loaded),
+        )
 
     def _stores_if(self, store: Store) -> str:
         """The condition under which a group stores."""

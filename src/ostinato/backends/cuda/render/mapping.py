@@ -6,6 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.kept_rows import KeptRows, kept_rows
 from ostinato.backends.cuda.render.packs import widest_pack
 from ostinato.backends.cuda.render.transposes import TILE, TILE_THREADS, tile_axis
 from ostinato.backends.cuda.target import WARP
@@ -17,7 +18,7 @@ from ostinato.lower.rules.gpu_nest import most_points, power_below, shares_point
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nest import LoopNest
@@ -47,6 +48,10 @@ _MOST_SHARED = 64 << 10
 #: Shared memory for temps that leaves room for a second block on the multiprocessor.
 _MODERATE_SHARED = 48 << 10
 
+#: Bytes of rows that a thread keeps between stages, at most: of a kernel, whose registers decide
+#: how many blocks share a multiprocessor, and of a part of a segment, which has one for itself.
+_KEPT_BYTES, _KEPT_BYTES_OF_PART = 64, 256
+
 
 class Shape(enum.Enum):
     """The kinds of mappings."""
@@ -70,6 +75,7 @@ class Mapping:
         points: outer points that a block has at a time.
         lanes: neighbouring points of the innermost axis that a thread takes at once; by stage
             where the points of an outer one are shared.
+        kept: the rows that threads keep from stage to stage.
     """
 
     shape: Shape
@@ -77,6 +83,7 @@ class Mapping:
     members: int = 1
     points: int = 1
     lanes: tuple[int, ...] = (1,)
+    kept: KeptRows | None = None
 
 
 def mapping_of(nest: LoopNest, target: CudaTarget, groups: int = 0) -> Mapping:
@@ -106,7 +113,7 @@ def mapping_of(nest: LoopNest, target: CudaTarget, groups: int = 0) -> Mapping:
     return Mapping(Shape.POINTS, _thread_launch(target, points // lanes), lanes=(lanes,))
 
 
-def temp_bytes(temps: Sequence[Temp]) -> int:
+def temp_bytes(temps: Iterable[Temp]) -> int:
     """Bytes of the temps of an outer point, each starting at a multiple of 16."""
     return sum(-(-t.elements * t.dtype.itemsize // 16) * 16 for t in temps)
 
@@ -198,14 +205,19 @@ def _rows(nest: LoopNest, target: CudaTarget, points: int, members: int, groups:
         return Mapping(Shape.ROWS, Launch(groups, members), members, 1, lanes)
     block = max(members, WARP if nest.temps or members * points < _BLOCK else _BLOCK // 2)
     block = target.block or block
-    row = temp_bytes(nest.temps)
+    kept: KeptRows | None = None
+    if target.kept_rows:
+        most = _KEPT_BYTES_OF_PART if target.block else _KEPT_BYTES
+        kept = kept_rows(nest, lanes, members, most)
+    elsewhere = kept.temps if kept is not None else {}
+    row = temp_bytes(t for i, t in enumerate(nest.temps, len(nest.args)) if i not in elsewhere)
     limit = max(_MODERATE_SHARED, row)
     while block > members and block // members * row > limit:
         block //= 2
     launch = _launch(target, points * members, block)
     side_by_side = block // members
     shared = Launch(launch.grid, block, side_by_side * row)
-    return Mapping(Shape.ROWS, shared, members, side_by_side, lanes)
+    return Mapping(Shape.ROWS, shared, members, side_by_side, lanes, kept)
 
 
 def _ordered(target: CudaTarget) -> Mapping:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nest import LoopNest
 
-__all__ = ["body", "launch"]
+__all__ = ["body", "launch", "whole_rows"]
 
 
 def launch(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Launch:
@@ -60,6 +60,12 @@ def body(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Body:
         case Shape.ROWS | Shape.COLUMNS:
             group_per_point(code, mapping, scratch=scratch_groups > 0)
     return code.body()
+
+
+def whole_rows(nest: LoopNest, target: CudaTarget) -> dict[int, int]:
+    """The arguments that threads load as a row of registers, once, with the elements of each."""
+    kept = _mapping(nest, target, 0).kept
+    return {} if kept is None else dict.fromkeys(kept.whole, kept.extent)
 
 
 def _mapping(nest: LoopNest, target: CudaTarget, scratch_groups: int) -> Mapping:

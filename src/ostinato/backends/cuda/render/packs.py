@@ -10,6 +10,7 @@ from ostinato.backends.common.clike.statements import interleaves
 from ostinato.lower.loopir.dependences import roots
 from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import Load, Reduce, Scan, Store, extent_of
+from ostinato.records import dataclass
 from ostinato.variables import remainder
 
 if TYPE_CHECKING:
@@ -23,13 +24,31 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Symbol
 
-__all__ = ["packed_body", "widest_pack"]
+__all__ = ["KeptPacks", "pack_type", "packed_body", "widest_pack"]
 
 #: Bytes of the widest access, and of the narrowest that is worth the trouble.
 _WIDEST, _NARROWEST = 16, 4
 
 #: Elements that a thread has at a time, at most.
 _MOST_LANES = 8
+
+
+@dataclass(frozen=True)
+class KeptPacks:
+    """The packs of neighbours that threads keep from stage to stage.
+
+    Attributes:
+        loads: by the identity of a load, the variable of its pack.
+        temps: by temp, the variable that it is.
+        absent: those of the loads whose variables have no value yet.
+    """
+
+    loads: Mapping[int, str]
+    temps: Mapping[int, str]
+    absent: frozenset[int]
+
+
+_NO_PACKS = KeptPacks({}, {}, frozenset())
 
 
 def widest_pack(
@@ -70,6 +89,7 @@ def packed_body(
     first: Index,
     running: Mapping[Reduce, RunningReduction],
     stores_if: Callable[[Store], str] = lambda _: "",
+    kept: KeptPacks = _NO_PACKS,
 ) -> None:
     """The statements of a stage at ``lanes`` neighbouring points of an axis.
 
@@ -82,6 +102,7 @@ def packed_body(
         first: the value of ``axis`` at the first one.
         running: the states of the stage's reductions.
         stores_if: a condition for a store, or nothing.
+        kept: the packs that stay.
     """
     writer, scalars, dependences = code.writer, code.scalars, code.dependences
     base = scope.child({axis: first})
@@ -91,14 +112,20 @@ def packed_body(
     starts = [root for statement in stage.statements for root in roots(statement)]
     scalars.hoist(starts, base, frozenset((axis,)))
     packs: list[tuple[Load, str]] = []
+    loaded: set[str] = set()
     for load in loads:
-        pack, name = _type(code, load.buffer, lanes), writer.fresh("w")
-        element = scalars.indices.value(load.index, base).text
-        writer.line(f"const {pack} {name} = {pack}::load(b{load.buffer} + {element});")
+        pack, own = pack_type(code, load.buffer, lanes), kept.loads.get(id(load))
+        name = own or writer.fresh("w")
+        if own is None or (id(load) in kept.absent and own not in loaded):
+            element = scalars.indices.value(load.index, base).text
+            declared = f"const {pack} {name}" if own is None else name
+            writer.line(f"{declared} = {pack}::load(b{load.buffer} + {element});")
+        loaded.add(name)
         packs.append((load, name))
-    results = [writer.fresh("w") for _ in stores]
+    results = [kept.temps.get(store.buffer) or writer.fresh("w") for store in stores]
     for store, name in zip(stores, results, strict=True):
-        writer.line(f"{_type(code, store.buffer, lanes)} {name};")
+        if store.buffer not in kept.temps:
+            writer.line(f"{pack_type(code, store.buffer, lanes)} {name};")
     lane, position = writer.fresh("l"), writer.fresh("i")
     writer.line("#pragma unroll")
     with writer.block(f"for (int {lane} = 0; {lane} < {lanes}; ++{lane})"):
@@ -121,11 +148,14 @@ def packed_body(
             stored = code.dialect.to_memory(value.text, dtype)
             writer.line(f"{next(names)}.at[{lane}] = {stored};")
     for store, name in zip(stores, results, strict=True):
+        if store.buffer in kept.temps:
+            continue
         condition = stores_if(store)
         element = scalars.indices.value(store.index, base).text
         head = f"if ({condition}) " if condition else ""
         writer.line(f"{head}{name}.store(b{store.buffer} + {element});")
 
 
-def _type(code: NestCode, buffer: int, lanes: int) -> str:
+def pack_type(code: NestCode, buffer: int, lanes: int) -> str:
+    """The type of a pack of an argument's elements, or of a temp's."""
     return f"ost::pack<{code.dialect.memory_type(code.dtype(buffer))}, {lanes}>"

@@ -61,6 +61,7 @@ class Form:
         lasting: the arguments that no part writes.
         early: whether a block may read its arguments before its turn, at the risk of what it writes
             to them itself: nothing waits for other blocks.
+        received: the arguments that are in shared memory once it has got them from packets.
     """
 
     kernel: str
@@ -74,6 +75,7 @@ class Form:
     repeated: int = 0
     lasting: frozenset[int] = frozenset()
     early: bool = False
+    received: frozenset[int] = frozenset()
 
 
 class SegmentFunction:
@@ -89,6 +91,7 @@ class SegmentFunction:
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
         awaited: see :class:`Form`.
+        received: see :class:`Form`, in order.
         shares: see :class:`Form`.
         repeated: see :class:`Form`.
         receives: whether it does nothing but wait for values of other blocks.
@@ -100,6 +103,7 @@ class SegmentFunction:
         self.sent = how.sent
         self.polled = how.polled
         self.awaited = how.awaited
+        self.received = tuple(sorted(how.received))
         self.shares = how.shares
         self.repeated = how.repeated
         self.receives = isinstance(kernel, ReceivePackets)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.render.receipts import Receipts
 from ostinato.backends.cuda.render.segment_functions import Form, Operand, SegmentFunction
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
@@ -92,7 +93,10 @@ def stamped_source(segment: SegmentKernel, target: CudaTarget, name: str) -> str
 def stamped_form(segment: SegmentKernel, target: CudaTarget) -> tuple[int, list[int]]:
     """The number of entries of the log of a block, at most; by part, the blocks that have work."""
     renderer = _Renderer(segment, target, stamped=True)
-    return renderer.log_entries, [working for _, working in renderer._blocks()]
+    blocks = [0] * len(segment.parts)  # of those that other parts take over
+    for number, (_, working) in zip(renderer.numbers, renderer._blocks(), strict=True):
+        blocks[number] = working
+    return renderer.log_entries, blocks
 
 
 class _Renderer:
@@ -104,9 +108,16 @@ class _Renderer:
         self.segment = segment
         self.target = target
         self.stamped = stamped
-        self.width = _FIELDS + max(len(part.arguments) for part in segment.parts)
+        inside = replace(target, block=SEGMENT_BLOCK, early_starts=False)
+        receipts = Receipts.of(segment.parts, inside)
+        self.parts, self.packets = receipts.parts, receipts.packets
+        self.numbers = receipts.numbers
+        self.width = _FIELDS + max(
+            len(part.arguments) + len(packets)
+            for part, packets in zip(self.parts, self.packets, strict=True)
+        )
         self.independent = _is_independent(segment)
-        streams = target.copies_in_bulk and any(part.streams for part in segment.parts)
+        streams = target.copies_in_bulk and any(part.streams for part in self.parts)
         self.streams = streams and not self.independent
         self._collect()
         if self.streams and self.slots < _LEAST_SLOTS:
@@ -124,7 +135,7 @@ class _Renderer:
         self._padded = self._padded_rows()
         found: dict[Form, SegmentFunction] = {}
         self.functions = []
-        for number, part in enumerate(self.segment.parts):
+        for number, part in enumerate(self.parts):
             how = self._how(part, number)
             if how not in found:
                 found[how] = SegmentFunction(len(found), part, self._inside, how)
@@ -157,12 +168,12 @@ class _Renderer:
         shares: tuple[int, ...] = ()
         repeated = 0
         if part.shares_of is not None:
-            reader = self.segment.parts[part.shares_of].kernel
+            reader = self.parts[part.shares_of].kernel
             assert isinstance(reader, AttentionKernel)
             each, points = reader.items_of_point(self._inside), bounds(reader.points)[1]
             shares = (points * each, each, *part.strides)
             if part.shares_of == place:
-                repeated = sum(p.shares_of == place for p in self.segment.parts) - 1
+                repeated = sum(p.shares_of == place for p in self.parts) - 1
         readable = [
             (number, position)
             for number, (arg, position) in enumerate(
@@ -182,6 +193,7 @@ class _Renderer:
             repeated,
             frozenset(n for n, position in readable if not self.segment.args[position].writes),
             all(position not in self._written_by_others for _, position in readable),
+            frozenset(self.packets[place]),
         )
 
     def _padded_rows(self) -> dict[int, int]:
@@ -190,7 +202,7 @@ class _Renderer:
         These are the left operands of products by what comes through the ring, and nothing else.
         """
         found: dict[int, set[int]] = {}
-        for part in self.segment.parts if self.streams else ():
+        for part in self.parts if self.streams else ():
             kernel, received = part.kernel, isinstance(part.kernel, ReceivePackets)
             for number, position in enumerate(part.arguments):
                 space = self.segment.space(position)
@@ -207,7 +219,7 @@ class _Renderer:
         """The arguments that a block reads as other blocks have written them."""
         return {
             position
-            for part in self.segment.parts
+            for part in self.parts
             if not part.everywhere
             for position in self._operands(part, writes=True)
         }
@@ -222,7 +234,7 @@ class _Renderer:
     @property
     def table_size(self) -> int:
         """Numbers of the table of records, with the parts behind them that need fetching."""
-        return self.width * len(self.segment.parts) + len(self._fetched)
+        return self.width * len(self.parts) + len(self._fetched)
 
     @property
     def record_bytes(self) -> int:
@@ -251,7 +263,7 @@ class _Renderer:
     @property
     def fixed_bytes(self) -> int:
         """Bytes before the ring: the tables, the values of a block, and the arrays of any part."""
-        parts = zip(self.segment.parts, self.functions, strict=True)
+        parts = zip(self.parts, self.functions, strict=True)
         if self.segment.alone:
             return max(_whole(function.shared_bytes) for function in self.functions)
         arrays = max(self.pool_start(part) + _whole(f.shared_bytes) for part, f in parts)
@@ -296,7 +308,7 @@ class _Renderer:
     def log_entries(self) -> int:
         """Entries of the log of a block, at most: those of the only one."""
         repeated = ((f.repeated + 1) * (f.shares[0] - 1) for f in self.functions if f.repeated)
-        return 1 + len(self.segment.parts) + sum(repeated)
+        return 1 + len(self.parts) + sum(repeated)
 
     def source(self, name: str) -> str:
         """The whole text, of a kernel with this symbol."""
@@ -320,11 +332,12 @@ class _Renderer:
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
                 *(
-                    f.body.part(f"{name}_{f.number}", f.sent, f.polled, f.awaited)
+                    f.body.part(f"{name}_{f.number}", f.sent, f.polled, f.awaited, f.received)
                     for f in self.distinct
                 ),
                 *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
                 *([] if segment.alone else [self._records()]),
+                *([self._numbers()] if self.stamped and not segment.alone else []),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
                 f"    extern __shared__ __align__(16) unsigned char {name}_memory[];",
@@ -354,8 +367,7 @@ class _Renderer:
         for position, nbytes in self.segment.fixed:
             lines.append(f"    ost::prefetch(b{position}, {nbytes});")
         lines += self._start()
-        parts = zip(self.segment.parts, self.functions, strict=True)
-        for number, (part, function) in enumerate(parts):
+        for number, (part, function) in enumerate(zip(self.parts, self.functions, strict=True)):
             *types, _ = function.body.types()
             pairs = zip(types, part.arguments, strict=True)
             given = ", ".join(f"({type_})b{position}" for type_, position in pairs)
@@ -370,6 +382,7 @@ class _Renderer:
         segment, block = self.segment, self.launch.block
         return [
             *self._start(),
+            *([f"    const auto& numbers = {self.name}_numbers;"] if self.stamped else []),
             "    const void** const at = (const void**)memory;",
             *self._addresses(),
             "    unsigned short* const records = "
@@ -380,7 +393,7 @@ class _Renderer:
             f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
             "        variables[i] = vars[i];",
             "    __syncthreads();",
-            f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
+            f"    for (int i = threadIdx.x; i < {len(self.parts)}; i += {block})",
             f"        ost::find_place(records + i * {self.width} + {_PLACE});",
             *(self._ring() if self.streams else ["    __syncthreads();"]),
             *self._parts(),
@@ -406,14 +419,21 @@ class _Renderer:
     def _records(self) -> str:
         """The table, as constants."""
         rows = []
-        parts = zip(pairwise((None, *self.segment.parts)), self.functions, strict=True)
-        for ((before, part), function), (first, working) in zip(parts, self._blocks(), strict=True):
+        parts = zip(
+            pairwise((None, *self.parts)),
+            self.functions,
+            self.packets,
+            self._blocks(),
+            strict=True,
+        )
+        for (before, part), function, packets, (first, working) in parts:
             assert part is not None
             waits = before is not None and before.level != part.level
             alone = part.everywhere and part.shares_of is None
             shared = 0 if alone else working
             arrays = self.pool_start(part) // 16
             fields = [function.number, int(waits), shared, first, working, arrays, *part.arguments]
+            fields += (packets[argument] for argument in sorted(packets))
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
         if self._fetched:
@@ -421,6 +441,11 @@ class _Renderer:
         name = f"{self.name}_records[{self.table_size}]"
         head = f"static __device__ const unsigned short {name} = {{"
         return "\n".join([head, *rows, "};"])
+
+    def _numbers(self) -> str:
+        """The numbers of the parts among all of the segment, as constants."""
+        head = f"static __device__ const unsigned short {self.name}_numbers[{len(self.numbers)}]"
+        return f"{head} = {{{', '.join(map(str, self.numbers))}}};"
 
     def _blocks(self) -> list[tuple[int, int]]:
         """By part, the first block that has work, and how many from there on do.
@@ -430,19 +455,20 @@ class _Renderer:
         """
         grid, following = self.launch.grid, 0
         found: list[tuple[int, int]] = []
-        for part, function in zip(self.segment.parts, self.functions, strict=True):
+        for part, function in zip(self.parts, self.functions, strict=True):
             first = following if part.tiles_of is None else found[part.tiles_of][0]
             found.append((first, min(function.blocks, grid)))
             if not part.everywhere:
                 following = (first + function.blocks) % grid
         needed: dict[int, set[int]] = {}
-        numbered = list(enumerate(self.segment.parts))
+        numbered = list(enumerate(self.parts))
         for number, part in reversed(numbered):
             own: set[int] = set()
             if part.shares_of is not None:
                 found[number] = found[part.shares_of]
             elif part.everywhere:
                 written = self._operands(part, writes=True)
+                written += [part.arguments[argument] for argument in self.packets[number]]
                 own = own.union(*(needed.get(position, ()) for position in written))
                 lasting = any(self.segment.space(position) is None for position in written)
                 found[number] = _range_around(own or {0} if lasting else own, grid)
@@ -475,7 +501,7 @@ class _Renderer:
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             "        ost::ring filled = ring;  // in registers: no function has its address",
             f"        for (int n = 0; n < {len(self._fetched)}; n++) {{",
-            f"            const int i = records[{self.width * len(self.segment.parts)} + n];",
+            f"            const int i = records[{self.width * len(self.parts)} + n];",
             *self._place(),
             "            ost::rows_of_memory those;",
             "            switch (record[0]) {",
@@ -565,9 +591,9 @@ class _Renderer:
             lines += ["    unsigned item = 0;  // of attention", "    bool further = false;"]
         skipped = "continue;"
         if self.stamped:
-            skipped = "{ if (record[1]) log.end_part(i); continue; }"
+            skipped = "{ if (record[1]) log.end_part(numbers[i]); continue; }"
         lines += [
-            f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
+            f"    for (int i = 0; i < {len(self.parts)}; i++) {{",
             *self._place(),
         ]
         if shared:
@@ -580,14 +606,19 @@ class _Renderer:
                 "            }",
             ]
         lines += [
-            *(["            const int number = i;"] if self.stamped else []),
+            *(["            const int number = numbers[i];"] if self.stamped else []),
             f"            if (own.x >= all.x) {skipped}",
             "            OST_SYNC();",
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
-            *types, _ = function.body.types(function.sent, function.polled)
+            *types, _ = function.body.types(function.sent, function.polled, function.received)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
+            for i, argument in enumerate(function.received, len(types)):
+                stored = function.body.stored_type(argument)
+                packets = f"(const {stored}*)at[record[{_FIELDS + i}]]"
+                held = f"({stored}*)at[record[{_FIELDS + argument}]]"
+                given[argument] = f"{{{packets}, {held}}}"
             name, place = f"{self.name}_{function.number}", ["own", "all"]
             lines.append(f"            case {function.number}:")
             before, further = [], []

@@ -105,18 +105,19 @@ MOST_PADDING = _ROWS * _PADDING_BYTES
 _BODY = Template("""\
 $left
     int turn = 0;
-    for (long long first = own.x; first * $width < columns; first += all.x * $together) {
+#pragma unroll 1
+    for (int first = own.x; first * $width < (int)columns; first += all.x * $together) {
 $early$multiply
 $arrived        OST_SYNC();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < $together * $rows * $width; i += $threads) {
+$sums {
             const int t = i / ($rows * $width);
-            const long long m = i / $width % $rows, n = (first + t * all.x) * $width + i % $width;
-            if (m < rows && n < columns) {
-                auto sum = parts[turn][t][0][m][i % $width];
+            const int row = i / $width % $rows, column = (first + t * all.x) * $width + i % $width;
+            if (row < (int)rows && column < (int)columns) {
+                const long long m = row, n = column;
+                auto sum = parts[turn][t][0][row][i % $width];
 #pragma unroll
                 for (int w = 1; w < $warps; w++)
-                    sum += parts[turn][t][w][m][i % $width];
+                    sum += parts[turn][t][w][row][i % $width];
                 const $register total = ($register)sum;
 $store
             }
@@ -127,9 +128,10 @@ $store
 
 #: Elements that stores read for each column, on their way while tiles are multiplied.
 _EARLY = Template("""\
-        for (int i = threadIdx.x; i < $together * $width; i += $threads) {
-            const long long n = (first + i / $width * all.x) * $width + i % $width;
-            if (n < columns) {
+$elements {
+            const int column = (first + i / $width * all.x) * $width + i % $width;
+            if (column < (int)columns) {
+                const long long n = column;
 $copies
             }
         }
@@ -140,14 +142,14 @@ $copies
 _EACH_TILE = Template("""\
 #pragma unroll 1
         for (int t = 0; t < $together; t++) {
-            const long long rest = columns - (first + t * all.x) * $width;
+            const int rest = (int)columns - (first + t * (int)all.x) * $width;
             if (rest <= 0) break;
-            const int there = rest < $width ? (int)rest : $width;
+            const int there = min(rest, $width);
             $call, there, parts[turn][t]$staged);
         }""")
 _ALL_TILES = Template("""\
         ost::multiply_row<$row, $wide, $together>(
-            ring, left, $scales, (int)depth, first, all.x, columns, parts[turn]
+            ring, left, $scales, (int)depth, first, all.x, (int)columns, parts[turn]
         );""")
 
 _TILES_OF_ROWS = Template("""\
@@ -407,10 +409,10 @@ def body(
         multiply=_multiply(matmul, left, stream, together),
         width=stream.width,
         rows=rows,
-        threads=SEGMENT_BLOCK,
         warps=tile[0],
         register="int" if acc == INT32 else "float",
         store=point.text,
+        sums=_each(together * rows * stream.width),
     )
     type_ = "unsigned" if acc == INT32 else "float"
     sizes = (2, together, *tile)
@@ -460,9 +462,19 @@ def _copies(frame: Frame, early: list[Load], matmul: Matmul, together: int, widt
         copy = f"ost::copy_word(early{number}[turn] + i, b{load.buffer} + "
         first = "if (i % 2 == 0) " if load.dtype.itemsize < _WORD else ""
         point.writer.line(f"{first}{copy}{point.index(load.index)});")
-    return _EARLY.substitute(
-        together=together, width=width, threads=SEGMENT_BLOCK, copies=point.text
-    )
+    return _EARLY.substitute(elements=_each(together * width), width=width, copies=point.text)
+
+
+def _each(count: int) -> str:
+    """The head of statements that threads run for numbers below a count.
+
+    A loop is not unrolled, and a single iteration is none: a block runs the code but a few times,
+    and waits for its instructions.
+    """
+    if count <= SEGMENT_BLOCK:
+        return f"        if (const int i = threadIdx.x; i < {count})"
+    start = f"        for (int i = threadIdx.x; i < {count}; i += {SEGMENT_BLOCK})"
+    return f"#pragma unroll 1\n{start}"
 
 
 def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None:
