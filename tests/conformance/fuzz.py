@@ -171,6 +171,8 @@ class GraphDraw(Draw):
             return value
         if low <= float(array.min()) and float(array.max()) <= high:
             return value
+        if dtype.is_narrow:  # stored, not computed with
+            return g.cast(g.clip(g.cast(value, "float32"), low, high), dtype)
         if dtype.is_float:
             return g.clip(value, low, high)
         return g.clip(value, max(int(low), 0 if not dtype.is_signed else int(low)), int(high))
