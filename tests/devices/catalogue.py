@@ -48,7 +48,7 @@ CAPABILITIES = frozenset(
 
 #: Traits that tests ask for, beyond capabilities.
 TRAITS = {
-    "every_op": "takes every op on every dtype: a refusal is a failure",
+    "every_op": "takes every op on every dtype of its own: a refusal is a failure",
     "fork": "works in a child of a fork",
     "host_memory": "keeps everything in memory of this process, and returns results without copies",
     "host_threads": "computes on threads of this process, as many as a session asks for",

@@ -12,7 +12,7 @@ runs all of them on these devices, and nothing else; with ``--sample 20``, one t
 Tests with the mark ``always_on("NAME")`` all run on that device in a plain run, too.
 
 A device that is not here, or lacks what a test needs, skips it and says so. So does one whose
-capabilities refuse an op or a dtype, unless it is said to take every op.
+capabilities refuse a dtype, or an op, unless it is said to take every op.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from collections.abc import Generator, Iterator
 import pytest
 
 import ostinato as ost
+from ostinato.dtypes import ALL_DTYPES, NARROW_DTYPES
 
 from .catalogue import ABILITIES, CATALOGUE, REFUSED, abilities, catalogued, missing
+from .registered import open_session
 
 __all__ = ["device", "is_refusal"]
 
@@ -134,10 +136,19 @@ def is_refusal(name: str, error: BaseException) -> bool:
     """Whether an error follows from the capabilities of a device that need not take every op.
 
     A pass has raised it, which knows nothing else of the device: what the device's own code refuses
-    is a failure.
+    is a failure. No device need take a node of dtypes that are not its own.
     """
-    raised = any("passes/decompose" in path for path in _files(error))
-    return raised and "every_op" not in abilities(name)
+    if not any("passes/decompose" in path for path in _files(error)):
+        return False
+    return "every_op" not in abilities(name) or _is_of_other_dtypes(name, error)
+
+
+def _is_of_other_dtypes(name: str, error: BaseException) -> bool:
+    """Whether every node that an error lists reads a dtype that the device refuses altogether."""
+    own = open_session(name).capabilities.dtypes
+    others = [f"{dtype.short}[" for dtype in (*ALL_DTYPES, *NARROW_DTYPES) if dtype not in own]
+    _, *nodes = str(error).splitlines()
+    return all(any(other in node for other in others) for node in nodes)
 
 
 def _files(error: BaseException) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.base import Capabilities
-from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT32, FLOAT64, INT8
+from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT32, FLOAT64, INT8, NARROW_DTYPES
 from ostinato.ir.leaves import LEAVES
 from ostinato.ops import OPS
 from ostinato.passes.pipeline import run_passes
@@ -142,8 +142,10 @@ def test_a_refusal_follows_from_capabilities_alone(monkeypatch: pytest.MonkeyPat
 
 
 def test_refusals_by_op_and_dtype() -> None:
-    whole = Capabilities(EVERYTHING, frozenset(ALL_DTYPES))
+    whole = Capabilities(EVERYTHING, frozenset({*ALL_DTYPES, *NARROW_DTYPES}))
     assert refused(whole) == {}
+    wide = Capabilities(EVERYTHING, frozenset(ALL_DTYPES))
+    assert set(refused(wide)) == {"scaled_matmul"}  # which has no other dtypes
     excluding = Capabilities(
         EVERYTHING, frozenset({*ALL_DTYPES} - {FLOAT64}), excluded=frozenset({("cumsum", INT8)})
     )
