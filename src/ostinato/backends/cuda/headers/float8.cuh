@@ -34,23 +34,21 @@ inline unsigned halves_of(unsigned codes, float8_e4m3fn) {
 #endif
 }
 
-// The formats of pairs of 8-bit floats, whose products are summed in float32. Halves: 1 where there are
-// no more than eight rows, so that every other word of the left operand is zero.
-template <class Left, class Right, int Halves>
+// The formats of pairs of 8-bit floats, whose products are summed in float32.
+template <class Left, class Right>
 struct float8_format {
     using sum = float;
 };
 
 // Adds the products of a tile of 16 by 8 sums, and of 32 elements of 8 bits along them, as
 // `multiply_bytes` has them: first those of the lower halves of words, then those of the upper ones.
-template <class Left, class Right, int Halves>
+template <class Left, class Right>
 inline void multiply_tiles(
-    float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
-    float8_format<Left, Right, Halves>
+    float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float8_format<Left, Right>
 ) {
-    unsigned low[4] = {}, high[4] = {};
+    unsigned low[4], high[4];
 #pragma unroll
-    for (int i = 0; i < 4; i += 3 - Halves)
+    for (int i = 0; i < 4; i++)
         low[i] = halves_of<0>(a[i], Left()), high[i] = halves_of<1>(a[i], Left());
     multiply_tiles(
         sums, low, halves_of<0>(b0, Right()), halves_of<0>(b1, Right()), float16_format()

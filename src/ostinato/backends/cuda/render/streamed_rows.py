@@ -551,8 +551,7 @@ def _row_of_codes(matmul: BlockwiseProduct) -> str:
 def _byte_format(matmul: Matmul) -> str:
     a, b = (_stored(operand).dtype for operand in (matmul.a, matmul.b))
     if b in FLOAT8:
-        halves = 2 if max_extent(matmul.m) > _ROWS // 2 else 1
-        return f"ost::float8_format<ost::{a.name}, ost::{b.name}, {halves}>"
+        return f"ost::float8_format<ost::{a.name}, ost::{b.name}>"
     signed = ("true" if dtype == INT8 else "false" for dtype in (a, b))
     return f"ost::byte_format<{', '.join(signed)}>"
 
