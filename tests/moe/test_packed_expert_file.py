@@ -97,15 +97,21 @@ class Model:
         return self.session.compile(g, experts=experts, expert_budget=budget)
 
     def slots(self, wanted: int) -> ost.CompiledGraph:
-        """With room for so many slots, or the most below."""
-        for budget in range(self.expert_bytes // 2, 12 * self.expert_bytes, self.expert_bytes // 4):
+        """With room for so many slots, by the least budget that gives them."""
+        low, high = 0, 12 * self.expert_bytes
+        found = self.compiled(high)
+        while high - low > self.expert_bytes // 32:
+            budget = (low + high) // 2
             try:
-                found = self.compiled(budget)
+                tried = self.compiled(budget)
             except ost.InputError:
+                low = budget
                 continue
-            if found.moe_layers[0].slots >= wanted:
-                return found
-        raise AssertionError
+            if tried.moe_layers[0].slots >= wanted:
+                found, high = tried, budget
+            else:
+                low = budget
+        return found
 
 
 def check(found: ost.CompiledGraph, model: Model, inputs: dict[str, Array]) -> None:
