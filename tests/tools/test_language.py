@@ -9,6 +9,7 @@ import os
 import re
 import select
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -129,6 +130,7 @@ class Terminal:
         pty = pytest.importorskip("pty")
         self.process, self._terminal = pty.fork()
         if not self.process:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in what it detaches
             os.execv(command[0], command)  # ends this process or replaces its program
         self.shown, self._read = "", 0
 
