@@ -148,7 +148,7 @@ def _is_of_other_dtypes(name: str, error: BaseException) -> bool:
     own = open_session(name).capabilities.dtypes
     others = [f"{dtype.short}[" for dtype in (*ALL_DTYPES, *NARROW_DTYPES) if dtype not in own]
     _, *nodes = str(error).splitlines()
-    return all(any(other in node for other in others) for node in nodes)
+    return bool(nodes) and all(any(other in node for other in others) for node in nodes)
 
 
 def _files(error: BaseException) -> Iterator[str]:

@@ -141,6 +141,16 @@ def test_a_refusal_follows_from_capabilities_alone(monkeypatch: pytest.MonkeyPat
     assert not selection.is_refusal("narrow", by_device.value)
 
 
+def test_a_node_of_dtypes_that_a_device_lacks_is_refused_though_it_takes_every_op() -> None:
+    g = ost.Graph("narrow")
+    g.set_outputs([g.cast(g.input("x", (2,), "float8_e5m2"), "float32")])
+    with pytest.raises(ost.UnsupportedOpError) as error:
+        run_passes(g, capabilities=Capabilities(EVERYTHING, frozenset(ALL_DTYPES)))
+    assert "every_op" in abilities("loops")
+    assert selection.is_refusal("loops", error.value)
+    assert not selection.is_refusal("cpu", error.value)  # which takes 8-bit floats
+
+
 def test_refusals_by_op_and_dtype() -> None:
     whole = Capabilities(EVERYTHING, frozenset({*ALL_DTYPES, *NARROW_DTYPES}))
     assert refused(whole) == {}
