@@ -81,23 +81,30 @@ def test_no_python_object_is_left_of_a_run(block, way):
     assert blocks_kept(call, 10_000) < 200
 
 
-def test_a_bound_call_makes_no_python_object(block):
-    compiled, feed, out = block
-    call = compiled.bind(feed, out)
-    call()
+def traced_growth(call: Callable[[], object], times: int) -> tuple[int, int]:
+    """The bytes of Python objects that many calls leave, and the most above the start meanwhile."""
     tracemalloc.start()
     try:
         for _ in range(10):
             call()
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
-        for _ in itertools.repeat(None, 10_000):
+        for _ in itertools.repeat(None, times):
             call()
         after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before < 300  # what the loop itself holds
-    assert peak - before < 1000
+    return after - before, peak - before
+
+
+def test_a_bound_call_makes_no_python_object(block):
+    """Of several series, as other threads of the process are traced too: those of the test runner."""
+    compiled, feed, out = block
+    call = compiled.bind(feed, out)
+    call()
+    series = [traced_growth(call, 10_000) for _ in range(5)]
+    assert min(growth for growth, _ in series) < 300  # what the loop itself holds
+    assert min(peak for _, peak in series) < 1000
 
 
 COUNT = """
