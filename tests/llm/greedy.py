@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.llm.step import BLOCK_TOKENS, StepGraph, StepLimits
+from ostinato.llm.families.builder import BLOCK_TOKENS
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_sizes import StepLimits
 from tests.llm.tiny_models import ANSWER, LENGTHS
 
 Array = np.ndarray[Any, Any]

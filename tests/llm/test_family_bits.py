@@ -73,14 +73,14 @@ def test_states_of_a_sequence_are_saved_and_loaded(tmp_path: Path):
     feed(step, ids[:20], 0)
     step.inputs.pick[0] = 19
     step.run(20, 1, 1)
-    saved = step.save_slot(0)
-    assert len(saved) == step.slot_bytes > 0
+    saved = step.pools.save_slot(0)
+    assert len(saved) == step.pools.slot_bytes > 0
     feed(step, ids[20:], 20)
     step.inputs.pick[0] = 0
     step.run(1, 1, 1)
     wanted = step.outputs.logits[0].copy()
     step.run(1, 1, 1)  # a second time, on states that have moved on
     assert not np.array_equal(step.outputs.logits[0], wanted)
-    step.load_slot(0, saved)
+    step.pools.load_slot(0, saved)
     step.run(1, 1, 1)
     assert np.array_equal(step.outputs.logits[0], wanted)

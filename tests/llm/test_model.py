@@ -215,6 +215,9 @@ def test_options_out_of_range_are_refused(
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    for wrong in (3, None, b"model.gguf"):
+        with pytest.raises(ost.InputError, match="a model is the path of a folder"):
+            ost.llm.load(wrong)
     with pytest.raises(ost.InputError, match="there is no folder or file"):
         ost.llm.load(tmp_path / "none.gguf")
 

@@ -11,7 +11,8 @@ import pytest
 import ostinato as ost
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.memory import block_bytes
-from ostinato.llm.step import StepGraph, StepLimits
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_sizes import StepLimits
 from tests.llm.greedy import feed, spread_blocks
 from tests.llm.tiny_llm import write_llm
 from tests.llm.tiny_models import load_expected, prompt, write_folder
@@ -49,8 +50,8 @@ def test_logits_are_near_those_of_wide_pools(tmp_path: Path, family: str):
         if dtype == "int8":
             for chunk in (1, 7):
                 assert np.array_equal(logits_of(step, tokens, chunk), results[dtype])
-            assert block_bytes(checkpoint, dtype) == (step.block_bytes["block"], 0)
-            step.copy_block(int(step.inputs.table[0, 0]), 11)
+            assert block_bytes(checkpoint, dtype) == (step.pools.block_bytes["block"], 0)
+            step.pools.copy_block(int(step.inputs.table[0, 0]), 11)
             step.inputs.table[0, 0] = 11
             feed(step, tokens[8:], 8)
             step.inputs.pick[0] = 7

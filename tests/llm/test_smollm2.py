@@ -14,7 +14,9 @@ import pytest
 
 from ostinato.backends.options import CompileOptions
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
-from ostinato.llm.step import BLOCK_TOKENS, StepGraph, StepLimits
+from ostinato.llm.families.builder import BLOCK_TOKENS
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_sizes import StepLimits
 from tests.llm.greedy import feed, spread_blocks
 from tests.llm.model_files import SMOLLM2, model_file
 from tests.llm.widened import widened

@@ -10,7 +10,9 @@ import pytest
 
 import ostinato as ost
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
-from ostinato.llm.step import StepGraph, StepLimits, step_graph
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_graph import step_graph
+from ostinato.llm.step_sizes import StepLimits
 from ostinato.records import replace
 from tests.allocations import blocks_gathered
 from tests.llm.greedy import LIMITS, feed, spread_blocks
@@ -148,17 +150,17 @@ def test_blocks_are_copied_read_and_written(step: StepGraph):
     first = int(step.inputs.table[0, 0])
     if spare == first:
         spare = 10
-    kept = step.read_block(first)
-    assert len(kept) == step.block_bytes["block"] > 0
-    step.copy_block(first, spare)
-    step.write_block(first, bytes(len(kept)))
+    kept = step.pools.read_block(first)
+    assert len(kept) == step.pools.block_bytes["block"] > 0
+    step.pools.copy_block(first, spare)
+    step.pools.write_block(first, bytes(len(kept)))
     step.inputs.table[0, 0] = spare
     assert np.array_equal(logits_after(step, follow, 40), wanted)
-    step.write_block(first, kept)
+    step.pools.write_block(first, kept)
     step.inputs.table[0, 0] = first
     assert np.array_equal(logits_after(step, follow, 40), wanted)
-    assert step.save_slot(0) == b"" and step.slot_bytes == 0
-    step.load_slot(0, b"")
+    assert step.pools.save_slot(0) == b"" and step.pools.slot_bytes == 0
+    step.pools.load_slot(0, b"")
 
 
 def logits_after(step: StepGraph, tokens: list[int], start: int) -> Array:
@@ -175,7 +177,7 @@ def test_a_clone_has_pools_of_its_own(step: StepGraph):
     twin = step.clone()
     spread_blocks(twin)
     assert np.array_equal(logits_of(twin, tokens, 8), wanted)
-    twin.write_block(int(twin.inputs.table[0, 0]), bytes(twin.block_bytes["block"]))
+    twin.pools.write_block(int(twin.inputs.table[0, 0]), bytes(twin.pools.block_bytes["block"]))
     assert np.array_equal(logits_after(step, tokens[-1:], 7), wanted[-1:])
     twin.close()
     with pytest.raises(ost.PlanError, match="closed"):
@@ -191,15 +193,15 @@ def test_sizes_beyond_the_limits_are_refused(step: StepGraph, sizes: tuple[int, 
 
 def test_what_does_not_exist_is_refused(step: StepGraph):
     with pytest.raises(ost.InputError, match="no block 12 among 12"):
-        step.copy_block(0, 12)
+        step.pools.copy_block(0, 12)
     with pytest.raises(ost.InputError, match="no block -1"):
-        step.read_block(-1)
+        step.pools.read_block(-1)
     with pytest.raises(ost.InputError, match="no sequence 4 among 4"):
-        step.save_slot(4)
-    before = step.read_block(0)
+        step.pools.save_slot(4)
+    before = step.pools.read_block(0)
     with pytest.raises(ost.InputError, match="bytes, got 3"):
-        step.write_block(0, b"abc")
-    assert step.read_block(0) == before
+        step.pools.write_block(0, b"abc")
+    assert step.pools.read_block(0) == before
 
 
 def test_steps_allocate_nothing(step: StepGraph):
@@ -265,7 +267,7 @@ def test_pools_may_be_narrow(checkpoint: Checkpoint, kv_dtype: str):
         found.append(logits_of(step, tokens, 8))
     share = {"float32": 0, "float16": 1e-2, "bfloat16": 5e-2}[kv_dtype]
     assert np.abs(found[0] - found[1]).max() <= share * np.abs(found[0]).max()
-    assert exact.block_bytes["block"] // narrow.block_bytes["block"] == (
+    assert exact.pools.block_bytes["block"] // narrow.pools.block_bytes["block"] == (
         1 if kv_dtype == "float32" else 2
     )
 

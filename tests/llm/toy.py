@@ -105,6 +105,32 @@ def sample(logits, uniform, temperature, top_k, top_p, min_p) -> int:
     return int(np.searchsorted(total, float(uniform) * total[-1], side="right"))
 
 
+class ToyPools:
+    """Memory of the step: blocks of both kinds, and a state of each slot."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.blocks = {
+            "block": np.full((limits.blocks, BLOCK_TOKENS), -7, np.int64),
+            "window": np.full((limits.window_blocks, BLOCK_TOKENS), -7, np.int64),
+        }
+        self.states = np.zeros(limits.sequences, np.int64)
+
+    def copy_block(self, source: int, target: int, kind: str = "block") -> None:
+        self.blocks[kind][target] = self.blocks[kind][source]
+
+    def read_block(self, block: int, kind: str = "block") -> bytes:
+        return self.blocks[kind][block].tobytes()
+
+    def write_block(self, block: int, data: bytes, kind: str = "block") -> None:
+        self.blocks[kind][block] = np.frombuffer(data, np.int64)
+
+    def save_slot(self, sequence: int) -> int:
+        return int(self.states[sequence])
+
+    def load_slot(self, sequence: int, saved: int) -> None:
+        self.states[sequence] = saved
+
+
 class ToyStep:
     """The step. With ``recurrent`` its history is a state of each slot instead of the pool.
 
@@ -153,11 +179,7 @@ class ToyStep:
         self.outputs = SimpleNamespace(
             token=np.zeros(picks, np.int32), logits=np.zeros((picks, VOCABULARY), np.float32)
         )
-        self.pools = {
-            "block": np.full((limits.blocks, BLOCK_TOKENS), -7, np.int64),
-            "window": np.full((limits.window_blocks, BLOCK_TOKENS), -7, np.int64),
-        }
-        self.states = np.zeros(limits.sequences, np.int64)
+        self.pools = ToyPools(limits)
         self.runs: list[tuple[int, int, int]] = []
         self.failing = False
 
@@ -196,9 +218,9 @@ class ToyStep:
         x = self.inputs
         token, position, slot = int(x.tokens[row]), int(x.position[row]), int(x.sequence[row])
         if self.recurrent:
-            before = 0 if position == 0 else int(self.states[slot])
-            self.states[slot] = (before * 31 + token + 1) % 1_000_003
-            return int(self.states[slot])
+            before = 0 if position == 0 else int(self.pools.states[slot])
+            self.pools.states[slot] = (before * 31 + token + 1) % 1_000_003
+            return int(self.pools.states[slot])
         apart = x.window_table is not None
         result = self._hash("block", x.table[slot], token, position, None if apart else self.window)
         if apart:
@@ -209,7 +231,7 @@ class ToyStep:
     def _hash(
         self, kind: str, table: np.ndarray, token: int, position: int, window: int | None
     ) -> int:
-        pool = self.pools[kind]
+        pool = self.pools.blocks[kind]
         pool[table[position // 64], position % 64] = token * 1000 + position
         first = 0 if window is None else max(position - window + 1, 0)
         history = pool[table[: position // 64 + 1]].reshape(-1)[first : position + 1]
@@ -222,21 +244,6 @@ class ToyStep:
     @staticmethod
     def _logits(history: int) -> np.ndarray:
         return np.random.default_rng(history).normal(0, 2, VOCABULARY).astype(np.float32)
-
-    def copy_block(self, source: int, target: int, kind: str = "block") -> None:
-        self.pools[kind][target] = self.pools[kind][source]
-
-    def read_block(self, block: int, kind: str = "block") -> bytes:
-        return self.pools[kind][block].tobytes()
-
-    def write_block(self, block: int, data: bytes, kind: str = "block") -> None:
-        self.pools[kind][block] = np.frombuffer(data, np.int64)
-
-    def save_slot(self, sequence: int) -> int:
-        return int(self.states[sequence])
-
-    def load_slot(self, sequence: int, saved: int) -> None:
-        self.states[sequence] = saved
 
     def close(self) -> None:
         pass

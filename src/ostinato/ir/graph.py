@@ -231,10 +231,15 @@ class BaseGraph(Deferrable):
         Values given without names take a leaf's name, else ``output_<position>``.
 
         Raises:
-            GraphError: something listed is no value of this graph.
+            GraphError: something listed is no value of this graph, or there is no list.
         """
         if isinstance(outputs, Value):
             outputs = [outputs]
+        if not isinstance(outputs, Iterable):
+            raise GraphError(
+                "outputs are given as a list of values or as a mapping of names to values, "
+                f"got {type(outputs).__name__}"
+            )
         if not isinstance(outputs, Mapping):
             outputs = {f"output_{i}": value for i, value in enumerate(outputs)}
         self._own("set_outputs", tuple(outputs.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -26,14 +27,14 @@ from ostinato.llm.static_embeddings import (
     static_checkpoint,
     static_files,
 )
-from ostinato.llm.step import StepGraph, StepLimits
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_sizes import StepLimits
 from ostinato.llm.tokenizers import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 from ostinato.llm.tokenizers.tokenizer_json import tokenizer_from_file
 from ostinato.records import replace
 from ostinato.runtime.session import Session
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from ostinato.backends.device import Device
@@ -193,6 +194,11 @@ def _path_of(
     progress: Callable[[str, int, int], None] | None,
 ) -> str | os.PathLike[str]:
     """The folder or file of a model, downloaded where its name is one of the hub."""
+    if not isinstance(model, str | os.PathLike) or not isinstance(os.fspath(model), str):
+        raise InputError(
+            "a model is the path of a folder or a GGUF file, or a name of the hub such as "
+            f"'owner/name', got {type(model).__name__}"
+        )
     if isinstance(model, str) and not Path(model).exists():
         from ostinato.llm.hub import download, is_hub_name
 

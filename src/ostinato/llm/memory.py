@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ostinato.dtypes import DType
 from ostinato.errors import InputError
 from ostinato.llm.engine.blocks import blocks_for, most_blocks
-from ostinato.llm.step import BLOCK_TOKENS, StepLimits, step_graph
+from ostinato.llm.families.builder import BLOCK_TOKENS
+from ostinato.llm.step_graph import step_graph
+from ostinato.llm.step_sizes import StepLimits
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ class LLM:
         self._checkpoint = checkpoint
         self._step = step
         self._kv_dtype = kv_dtype
-        self._recurrent = step is not None and step.slot_bytes > 0
+        self._recurrent = step is not None and step.pools.slot_bytes > 0
         self._cache = None
         if step is not None:
             apart = limits.window_blocks > 0
@@ -488,7 +488,7 @@ class LLM:
         """
         self._check_prefixes()
         step, cache = self._steps()
-        tokens, saved = read_prefix(path, self._identity(), step.block_bytes)
+        tokens, saved = read_prefix(path, self._identity(), step.pools.block_bytes)
         count: int = self.engine().call(lambda: cache.write_prefix(tokens, "", saved))
         return count
 

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
 from ostinato.llm.compiling import model_options
 from ostinato.llm.device_weights import for_device
 from ostinato.llm.expert_files import CheckpointExperts
-from ostinato.llm.families.builder import BLOCK_TOKENS, Blocks, Builder, State, StepRows
+from ostinato.llm.step_graph import step_graph
+from ostinato.llm.step_pools import StepPools
+from ostinato.llm.step_sizes import StepInputs, StepLimits, StepOutputs, StepSizes, input_types
 from ostinato.moe.expert_pool import ExpertPool
 from ostinato.moe.policy import TidePolicy
 from ostinato.moe.residency import ResidencyLoop
-from ostinato.ops.builder import Graph
-from ostinato.records import dataclass, field_names, replace
+from ostinato.records import field_names, replace
 from ostinato.runtime.session import Session
-from ostinato.variables import Variable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,303 +30,20 @@ if TYPE_CHECKING:
     from ostinato.backends.base import Progress
     from ostinato.backends.common.experts import ExpertLayer
     from ostinato.backends.options import CompileOptions
-    from ostinato.ir.graph import Value
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.config import ModelConfig
-    from ostinato.llm.families.builder import BlockName
+    from ostinato.llm.families.builder import State
     from ostinato.moe.residency import ResidencyCounters
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.compiled_graph import CompiledGraph
-    from ostinato.variables import Dim
 
-__all__ = [
-    "BLOCK_TOKENS",
-    "TIDE",
-    "StepGraph",
-    "StepInputs",
-    "StepLimits",
-    "StepOutputs",
-    "step_graph",
-]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["TIDE", "StepGraph"]
 
 TIDE: Final = TidePolicy(refresh_every=16)
 """The schedule by which experts in files become resident, unless another one is given."""
 
-#: The kinds of blocks where all layers share a table.
-_ALL: Final[tuple[BlockName, ...]] = ("block",)
-
-#: Bounds of sizes that graphs of most limits have in common.
-_LEAST_BOUNDS: Final = {
-    "picks": 16,
-    "adjustments": 1 << 14,
-    "sequences": 1 << 5,
-    "pages": 1 << 11,
-    "blocks": 1 << 10,
-    "window_blocks": 1 << 10,
-}
-
 #: Calls that are kept, one for each combination of sizes.
 _KEPT_CALLS: Final = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepLimits:
-    """The most that a step takes.
-
-    Attributes:
-        rows: of a step.
-        sequences: that have a table of blocks.
-        picks: rows of a step whose next token is chosen.
-        blocks: of 64 tokens, in each pool of keys or values.
-        context: tokens of a sequence.
-        adjustments: of logits, in a step.
-        window_blocks: of 64 tokens, in each pool of a layer with a window, beside layers without;
-            0: all layers share the blocks of a table.
-    """
-
-    rows: int
-    sequences: int
-    picks: int
-    blocks: int
-    context: int
-    adjustments: int
-    window_blocks: int = 0
-
-    @property
-    def table_width(self) -> int:
-        """Blocks of the longest sequence."""
-        return -(-self.context // BLOCK_TOKENS)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StepInputs:
-    """The arrays that a step reads, of the largest size; a run reads their first rows.
-
-    Attributes:
-        tokens, position, sequence: of each row, int32 ``[rows]``.
-        table: the blocks of each sequence, int32 ``[sequences, ceil(context / 64)]``.
-        window_table: the same of layers with a window; ``None`` where these have no blocks apart.
-        pick: the rows whose next token is chosen, int32 ``[picks]``.
-        uniform: a number from 0 to 1 for each choice, float32 ``[picks]``.
-        temperature, top_p, min_p: of each choice, float32 ``[picks]``; top_k, int32.
-        allowed: a bit for each token that may be chosen, uint32 ``[picks, ceil(vocabulary / 32)]``.
-        adjust_pick, adjust_token: a choice and a token whose logit changes, int32
-            ``[adjustments]``. Each pair occurs once at most.
-        adjust_bias, adjust_repetition, adjust_penalty: the change: ``l + bias``, then divided by
-            ``repetition``, or if negative multiplied by it, then less ``penalty``; float32
-            ``[adjustments]``. ``0, 0, 0, 1, 0`` changes nothing.
-    """
-
-    tokens: Array
-    position: Array
-    sequence: Array
-    table: Array
-    pick: Array
-    uniform: Array
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    min_p: Array
-    allowed: Array
-    adjust_pick: Array
-    adjust_token: Array
-    adjust_bias: Array
-    adjust_repetition: Array
-    adjust_penalty: Array
-    window_table: Array | None = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StepOutputs:
-    """The arrays that a step writes; a run writes their first rows.
-
-    Attributes:
-        token: chosen, int32 ``[picks]``.
-        logprob: of that token in the distribution of the unadjusted logits, float32 ``[picks]``.
-        logits: unadjusted, float32 ``[picks, vocabulary]``.
-    """
-
-    token: Array
-    logprob: Array
-    logits: Array
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sizes:
-    """The sizes that shapes of a step are made of: numbers, or Variables of its graph.
-
-    Attributes:
-        rows, picks, adjustments, sequences, blocks, window_blocks: see :class:`StepLimits`.
-        pages: blocks of the longest sequence.
-    """
-
-    rows: Dim
-    picks: Dim
-    adjustments: Dim
-    sequences: Dim
-    pages: Dim
-    blocks: Dim
-    window_blocks: Dim
-
-    @staticmethod
-    def most(limits: StepLimits) -> _Sizes:
-        """The largest."""
-        return _Sizes(
-            rows=limits.rows,
-            picks=limits.picks,
-            adjustments=limits.adjustments,
-            sequences=limits.sequences,
-            pages=limits.table_width,
-            blocks=limits.blocks,
-            window_blocks=limits.window_blocks,
-        )
-
-    @staticmethod
-    def of_graph(limits: StepLimits, *, shared: bool) -> _Sizes:
-        """Those of a graph.
-
-        Args:
-            shared: whether all are Variables, with bounds that many limits have in common.
-        """
-        most = _Sizes.most(limits)
-        rows = Variable("rows", 1, limits.rows)
-        if not shared:
-            picks = Variable("picks", 1, limits.picks)
-            adjustments = Variable("adjustments", 1, limits.adjustments)
-            return replace(most, rows=rows, picks=picks, adjustments=adjustments)
-        bounds = {
-            name: max(least, 1 << (getattr(most, name) - 1).bit_length())
-            for name, least in _LEAST_BOUNDS.items()
-        }
-        found: dict[str, Dim] = {n: Variable(n, 1, bound) for n, bound in bounds.items()}
-        if not limits.window_blocks:
-            found["window_blocks"] = 0
-        return _Sizes(rows=rows, **found)
-
-    def of_state(self, state: State) -> tuple[Dim, ...]:
-        """The shape of a state with so many blocks or sequences."""
-        counts = {"block": self.blocks, "window": self.window_blocks, "slot": self.sequences}
-        return (counts[state.kind], *state.shape[1:])
-
-
-def step_graph(
-    checkpoint: Checkpoint,
-    limits: StepLimits,
-    kv_dtype: Any = "bfloat16",
-    *,
-    shared: bool = False,
-) -> tuple[Graph, Mapping[str, State]]:
-    """The graph of a step, and its states, which each run is given.
-
-    Args:
-        checkpoint: the model.
-        limits: of its steps.
-        kv_dtype: of keys and values in pools.
-        shared: whether sequences, blocks and the length of tables are Variables, so that the graph
-            is the same for other limits.
-
-    Raises:
-        InputError: a limit is no positive number, or beyond the model.
-    """
-    config = checkpoint.config
-    _check_limits(limits, config)
-    sizes = _Sizes.of_graph(limits, shared=shared)
-    rows, picks = sizes.rows, sizes.picks
-    g = Graph("step")
-    given = {
-        name: g.input(name, shape, dtype) for name, (shape, dtype) in _types(sizes, config).items()
-    }
-    position = g.cast(given["position"], INT64)
-    number = g.reshape(g.floor_divide(position, BLOCK_TOKENS), (rows, 1))
-    within = g.reshape(g.remainder(position, BLOCK_TOKENS), (rows, 1))
-
-    def blocks_of(kind: BlockName, table: Value, count: Dim) -> Blocks:
-        own = g.take(table, given["sequence"], axis=0)
-        block = g.cast(g.take_along_axis(own, number, axis=1), INT64)
-        place = g.concat([block, within], axis=1)
-        return Blocks(kind=kind, count=count, table=table, place=place)
-
-    blocks = near = blocks_of("block", given["table"], sizes.blocks)
-    if limits.window_blocks:
-        near = blocks_of("window", given["window_table"], sizes.window_blocks)
-    builder = Builder(
-        g,
-        config,
-        checkpoint.weights,
-        StepRows(
-            count=rows,
-            position=given["position"],
-            sequence=given["sequence"],
-            blocks=blocks,
-            window_blocks=near,
-            context=limits.context,
-            sequences=sizes.sequences,
-            kv_dtype=DType.parse(kv_dtype),
-        ),
-    )
-    hidden = checkpoint.family.hidden(builder, given["tokens"])
-    logits = checkpoint.family.logits(builder, g.take(hidden, given["pick"], axis=0))
-    token = _chosen(g, logits, given)
-    own_token = g.reshape(token, (picks, 1))
-    logprob = g.take_along_axis(g.log_softmax(logits, axis=1), own_token, axis=1)
-    g.set_outputs({"token": token, "logprob": g.reshape(logprob, (picks,)), "logits": logits})
-    return g, builder.states
-
-
-def _chosen(g: Graph, logits: Value, given: Mapping[str, Value]) -> Value:
-    """The token that is chosen for each row of logits."""
-    at = g.stack([given["adjust_pick"], given["adjust_token"]], axis=1)
-    found = g.gather_nd(logits, at) + given["adjust_bias"]
-    factor = given["adjust_repetition"]
-    found = g.where(found > 0, found / factor, found * factor) - given["adjust_penalty"]
-    adjusted = g.scatter_nd(logits, at, found)
-    allowed = g.mask_tokens(adjusted, given["allowed"])
-    parameters = ("uniform", "temperature", "top_k", "top_p", "min_p")
-    return g.sample(allowed, *(given[name] for name in parameters))
-
-
-def _types(sizes: _Sizes, config: ModelConfig) -> dict[str, tuple[tuple[Any, ...], DType]]:
-    """The shapes and dtypes of the inputs of such sizes."""
-    rows, picks, adjustments = sizes.rows, sizes.picks, sizes.adjustments
-    mask = -(-config.vocabulary // 32)
-    found: dict[str, tuple[tuple[Any, ...], DType]] = {
-        "tokens": ((rows,), INT32),
-        "position": ((rows,), INT32),
-        "sequence": ((rows,), INT32),
-        "table": ((sizes.sequences, sizes.pages), INT32),
-        "pick": ((picks,), INT32),
-        "uniform": ((picks,), FLOAT32),
-        "temperature": ((picks,), FLOAT32),
-        "top_k": ((picks,), INT32),
-        "top_p": ((picks,), FLOAT32),
-        "min_p": ((picks,), FLOAT32),
-        "allowed": ((picks, mask), UINT32),
-    }
-    kinds = {"pick": INT32, "token": INT32}
-    for name in ("pick", "token", "bias", "repetition", "penalty"):
-        found[f"adjust_{name}"] = ((adjustments,), kinds.get(name, FLOAT32))
-    if sizes.window_blocks != 0:
-        found["window_table"] = found["table"]
-    return found
-
-
-def _check_limits(limits: StepLimits, config: ModelConfig) -> None:
-    for name in field_names(limits):
-        value, may_be_none = getattr(limits, name), name == "window_blocks"
-        if isinstance(value, bool) or not isinstance(value, int) or value < (not may_be_none):
-            wanted = "zero or a positive number" if may_be_none else "a positive number"
-            raise InputError(f"{name} of a step is {wanted}, got {value!r:.80}")
-    if limits.window_blocks and not config.mixes_windows:
-        raise InputError(
-            f"window_blocks are for models with layers both with a window and without; "
-            f"{config.architecture!r} has none"
-        )
-    if config.positions and limits.context > config.positions:
-        raise InputError(
-            f"the model has {config.positions} positions; a context of {limits.context} is beyond"
-        )
 
 
 class StepGraph:
@@ -359,6 +75,7 @@ class StepGraph:
         config: of the model.
         limits: as given.
         inputs, outputs: the arrays of its runs.
+        pools: blocks of keys and values, and recurrent states.
     """
 
     def __init__(
@@ -396,8 +113,8 @@ class StepGraph:
     ) -> None:
         """Allocate the arrays of a compiled step."""
         self.config, self.limits = config, limits
-        self._most = _Sizes.most(limits)
-        types = _types(self._most, config)
+        self._most = StepSizes.most(limits)
+        types = input_types(self._most, config)
         self.inputs = StepInputs(
             **{name: np.zeros(shape, dtype.numpy) for name, (shape, dtype) in types.items()}
         )
@@ -409,13 +126,9 @@ class StepGraph:
             logprob=np.zeros(limits.picks, np.float32),
             logits=np.zeros((limits.picks, config.vocabulary), np.float32),
         )
-        self._declared = states
-        self._states: dict[str, Array] = {
-            name: np.zeros(self._most.of_state(state), state.dtype.numpy)
-            for name, state in states.items()
-        }
+        self._states, self.pools = states, StepPools(states, limits)
         self._compiled: CompiledGraph | None = compiled
-        arrays = {**{name: getattr(self.inputs, name) for name in types}, **self._states}
+        arrays = {**{name: getattr(self.inputs, name) for name in types}, **self.pools.arrays}
         self._buffers = [arrays[name] for name in compiled.inputs]
         self._prepared = compiled.prepare_run([array.shape for array in self._buffers])
         self._calls: OrderedDict[tuple[int, int, int], Callable[[], None]] = OrderedDict()
@@ -479,115 +192,27 @@ class StepGraph:
             values = tuple(getattr(sizes, name) for name in prepared.names)
             call = prepared.bind([*self._buffers, *results], values)
         else:
-            types = _types(sizes, self.config)
+            types = input_types(sizes, self.config)
             parts = {n: getattr(self.inputs, n)[: shape[0]] for n, (shape, _) in types.items()}
-            call = graph.bind({**parts, **self._states}, [array[:picks] for array in results])
+            call = graph.bind({**parts, **self.pools.arrays}, [array[:picks] for array in results])
         self._calls[rows, picks, adjustments] = call
         if len(self._calls) > _KEPT_CALLS:
             self._calls.popitem(last=False)
         return call
-
-    # -- blocks and slots --------------------------------------------------------------------------
-
-    def copy_block(self, source: int, target: int, kind: BlockName = "block") -> None:
-        """Copy the keys and values of a block, in all layers of its kind.
-
-        Raises:
-            InputError: there is no such block.
-        """
-        for pool in self._pools(kind, source, target):
-            pool[target] = pool[source]
-
-    def read_block(self, block: int, kind: BlockName = "block") -> bytes:
-        """The keys and values of a block, in all layers of its kind.
-
-        Raises:
-            InputError: there is no such block.
-        """
-        return b"".join(pool[block].tobytes() for pool in self._pools(kind, block))
-
-    def write_block(self, block: int, data: Any, kind: BlockName = "block") -> None:
-        """Write what :meth:`read_block` has read.
-
-        Raises:
-            InputError: there is no such block, or the data is of another size. Nothing is written.
-        """
-        self._write(self._pools(kind, block), block, data)
-
-    @property
-    def block_bytes(self) -> dict[BlockName, int]:
-        """Bytes of a block of each kind, in all its layers."""
-        names: tuple[BlockName, ...] = ("block", "window") if self.limits.window_blocks else _ALL
-        return {kind: sum(pool[:1].nbytes for pool in self._arrays(kind)) for kind in names}
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of the recurrent states of a sequence."""
-        return sum(slots[:1].nbytes for slots in self._slots())
-
-    def save_slot(self, sequence: int) -> bytes:
-        """The recurrent states of a sequence; none in most families.
-
-        Raises:
-            InputError: there is no such sequence.
-        """
-        self._check("sequence", sequence, self.limits.sequences)
-        return b"".join(slots[sequence].tobytes() for slots in self._slots())
-
-    def load_slot(self, sequence: int, saved: Any) -> None:
-        """Write what :meth:`save_slot` has read.
-
-        Raises:
-            InputError: there is no such sequence, or the data is of another size. Nothing is
-                written.
-        """
-        self._check("sequence", sequence, self.limits.sequences)
-        self._write(self._slots(), sequence, saved)
-
-    def _pools(self, kind: BlockName, *blocks: int) -> list[Array]:
-        """The pools of a kind, which has these blocks."""
-        limits = self.limits
-        count = limits.blocks if kind == "block" else limits.window_blocks
-        for block in blocks:
-            self._check(kind if kind == "block" else f"{kind} block", block, count)
-        return self._arrays(kind)
-
-    def _slots(self) -> list[Array]:
-        return self._arrays("slot")
-
-    def _arrays(self, kind: str) -> list[Array]:
-        return [array for n, array in self._states.items() if self._declared[n].kind == kind]
-
-    @staticmethod
-    def _check(kind: str, number: int, count: int) -> None:
-        if not 0 <= number < count:
-            raise InputError(f"there is no {kind} {number!r:.80} among {count}")
-
-    @staticmethod
-    def _write(arrays: list[Array], position: int, data: Any) -> None:
-        octets = np.frombuffer(data, np.uint8)
-        wanted = sum(array[:1].nbytes for array in arrays)
-        if octets.size != wanted:
-            raise InputError(f"expected {wanted:,} bytes, got {octets.size:,}")
-        start = 0
-        for array in arrays:
-            part = array[position]
-            flat: Any = part.reshape(-1).view(np.uint8)
-            flat[:] = octets[start : start + flat.size]
-            start += flat.size
 
     # -- life --------------------------------------------------------------------------------------
 
     def clone(self) -> StepGraph:
         """A step with arrays and pools of its own, which are empty, and the same weights."""
         twin = StepGraph.__new__(StepGraph)
-        twin._take(self.config, self.limits, self._declared, self._graph.clone(), self._policy)
+        twin._take(self.config, self.limits, self._states, self._graph.clone(), self._policy)
         return twin
 
     def close(self) -> None:
         """Give back all memory; from now on :meth:`run` raises :class:`PlanError`."""
         self._calls.clear()
-        self._states, self._buffers, self._prepared = {}, [], None
+        self.pools.release()
+        self._buffers, self._prepared = [], None
         self._compiled = self._residency = None
 
 

@@ -25,7 +25,9 @@ from ostinato.backends.cpu.host import usable_processors
 from ostinato.dtypes import FLOAT32
 from ostinato.errors import InputError, OstinatoError
 from ostinato.llm.checkpoints import open_checkpoint
-from ostinato.llm.step import BLOCK_TOKENS, StepGraph, StepLimits
+from ostinato.llm.families.builder import BLOCK_TOKENS
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_sizes import StepLimits
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass
 from ostinato.runtime.session import Session

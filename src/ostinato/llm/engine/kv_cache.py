@@ -155,7 +155,7 @@ class KVCache:
             own = [blocks[sequence.committed] for blocks in sequence.blocks]
             node = self.tree.insert(sequence.node, tokens, own)
             if self.recurrent and node.size == len(tokens) and node.saved is None:
-                self.tree.save(node, self._step.save_slot(sequence.slot), self._snapshots)
+                self.tree.save(node, self._step.pools.save_slot(sequence.slot), self._snapshots)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take slot and blocks from a sequence.
@@ -189,7 +189,7 @@ class KVCache:
         for k, kind in enumerate(self.kinds):
             first = kind.first_kept(len(path))
             blocks = [node.blocks[k] for node in path[first:]]
-            data = [self._step.read_block(block, kind.name) for block in blocks]
+            data = [self._step.pools.read_block(block, kind.name) for block in blocks]
             saved[kind.name] = SavedBlocks(first, data)
         return len(path) * BLOCK_TOKENS, saved
 
@@ -210,7 +210,7 @@ class KVCache:
             for data in given.data[: count - given.first]:
                 block = self._take(k)
                 assert block is not None, "there were enough"
-                self._step.write_block(block, data, kind.name)
+                self._step.pools.write_block(block, data, kind.name)
                 taken[k].append(block)
         node = self.tree.root(salt)
         for place in range(count):
@@ -271,11 +271,11 @@ class KVCache:
                 source = partial.blocks[k]
                 target = self._take(k)
                 assert target is not None  # _claim has seen to it
-                self._step.copy_block(source, target, kind.name)
+                self._step.pools.copy_block(source, target, kind.name)
                 kind.pool.release(source)
                 self._append(sequence, k, target)
         if self.recurrent and sequence.computed:
-            self._step.load_slot(slot, saved)
+            self._step.pools.load_slot(slot, saved)
 
     def _match(self, sequence: Sequence) -> Match:
         """The longest cached prefix of a waiting sequence that has all blocks of its windows."""
@@ -326,7 +326,7 @@ class KVCache:
     def _save(self, sequence: Sequence) -> None:
         node = sequence.node
         if self.recurrent and node is not None and node.saved is None:
-            self.tree.save(node, self._step.save_slot(sequence.slot), self._snapshots)
+            self.tree.save(node, self._step.pools.save_slot(sequence.slot), self._snapshots)
 
     def _append(self, sequence: Sequence, kind: int, block: int) -> None:
         blocks = sequence.blocks[kind]
