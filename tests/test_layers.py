@@ -51,9 +51,21 @@ def part_of(path: Path) -> str:
     return "ostinato" if name in ("__init__", "__main__") else name
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a module, inner ones included; expressions have none."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, [])
+            if isinstance(inner, list):  # the body of a lambda is an expression
+                waiting += inner
+                yield from inner
+
+
 @cache
 def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    nodes = ast.walk(ast.parse(path.read_text()))
+    nodes = statements(ast.parse(path.read_text()))
     return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -53,11 +56,13 @@ class Run:
         status: the exit status.
         outcomes: of each test.
         text: the reasons of skips, and errors.
+        modules: those that were imported at its end.
     """
 
     def __init__(self, pytester: pytest.Pytester, text: str, *options: str) -> None:
         pytester.makepyfile(text)
-        record = pytester.inline_run(*options, plugins=[selection])
+        self.modules: dict[str, ModuleType] = {}
+        record = pytester.inline_run(*options, plugins=[selection, self])
         reports = [
             report
             for report in record.getreports("pytest_runtest_logreport")
@@ -67,45 +72,76 @@ class Run:
         self.outcomes = {each.nodeid.partition("::")[2]: each.outcome for each in reports}
         self.text = "\n".join(str(each.longrepr) for each in reports if each.longrepr)
 
+    def pytest_unconfigure(self) -> None:
+        self.modules = dict(sys.modules)
 
-def test_named_devices_run_everything_that_takes_one(pytester: pytest.Pytester) -> None:
-    run = Run(pytester, SUITE, "--devices", "cpu,loops")
-    assert run.status == 0, run.text
-    found = run.outcomes
+
+@pytest.fixture
+def modules() -> Iterator[dict[str, ModuleType]]:
+    """Modules to keep, though pytester forgets what was imported during its life.
+
+    Objects of the project refer to them: importing one again would make its classes twice.
+    """
+    kept: dict[str, ModuleType] = {}
+    yield kept
+    sys.modules.update({**kept, **sys.modules})
+
+
+@pytest.fixture
+def run(modules: dict[str, ModuleType], pytester: pytest.Pytester) -> Callable[..., Run]:
+    """A call that runs pytest on a text, with options."""
+
+    def call(text: str, *options: str) -> Run:
+        result, own = Run(pytester, text, *options), str(pytester.path)
+        modules.update(
+            (name, module)
+            for name, module in result.modules.items()
+            if not str(getattr(module, "__file__", "")).startswith(own)
+        )
+        sys.modules.update({**modules, **sys.modules})  # a second run uses those of the first
+        return result
+
+    return call
+
+
+def test_named_devices_run_everything_that_takes_one(run: Callable[..., Run]) -> None:
+    result = run(SUITE, "--devices", "cpu,loops")
+    assert result.status == 0, result.text
+    found = result.outcomes
     assert len(found) == 2 * 102
     assert found.pop("test_that_records[loops]") == "skipped"
-    assert "loops lacks capture" in run.text
+    assert "loops lacks capture" in result.text
     assert {*found.values()} == {"passed"}
     assert not [test for test in found if "own" in test or "without" in test]
 
 
-def test_a_plain_run_takes_a_sample_of_others(pytester: pytest.Pytester) -> None:
-    run = Run(pytester, SUITE, "-k", "cpu or loops or without or own")
-    assert run.status == 0, run.text
-    assert sum("[cpu" in test for test in run.outcomes) == 102
-    assert 2 <= sum("[loops" in test for test in run.outcomes) < 40
-    assert run.outcomes["test_without_a_device"] == "passed"
-    assert run.outcomes["test_with_a_list_of_its_own[nowhere-3]"] == "passed"
+def test_a_plain_run_takes_a_sample_of_others(run: Callable[..., Run]) -> None:
+    result = run(SUITE, "-k", "cpu or loops or without or own")
+    assert result.status == 0, result.text
+    assert sum("[cpu" in test for test in result.outcomes) == 102
+    assert 2 <= sum("[loops" in test for test in result.outcomes) < 40
+    assert result.outcomes["test_without_a_device"] == "passed"
+    assert result.outcomes["test_with_a_list_of_its_own[nowhere-3]"] == "passed"
 
 
-def test_a_sample_is_the_same_each_time(pytester: pytest.Pytester) -> None:
-    runs = [Run(pytester, SUITE, "--devices", "cpu", "--sample", "10").outcomes for _ in range(2)]
+def test_a_sample_is_the_same_each_time(run: Callable[..., Run]) -> None:
+    runs = [run(SUITE, "--devices", "cpu", "--sample", "10").outcomes for _ in range(2)]
     assert 2 <= len(runs[0]) < 40
     assert runs[0] == runs[1]
 
 
-def test_a_device_that_is_not_here_skips_and_says_so(pytester: pytest.Pytester) -> None:
-    run = Run(pytester, SUITE, "--devices", "nowhere")
-    assert run.status == 0, run.text
-    assert {*run.outcomes.values()} == {"skipped"}
-    assert "unknown device NOWHERE:0" in run.text
+def test_a_device_that_is_not_here_skips_and_says_so(run: Callable[..., Run]) -> None:
+    result = run(SUITE, "--devices", "nowhere")
+    assert result.status == 0, result.text
+    assert {*result.outcomes.values()} == {"skipped"}
+    assert "unknown device NOWHERE:0" in result.text
 
 
 def test_an_ability_that_does_not_exist(
-    pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(pytester, SUITE.replace('"capture"', '"captre"'), "--devices", "cpu")
-    assert run.status != 0
+    result = run(SUITE.replace('"capture"', '"captre"'), "--devices", "cpu")
+    assert result.status != 0
     assert "needs unknown {'captre'}" in capsys.readouterr().out
 
 

@@ -17,8 +17,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import SkipTest
+from unittest.mock import patch
 
 from ostinato import CompileOptions, OstinatoError, UnsupportedOpError
+from tests.frontends.onnx_cases import node_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,13 +49,13 @@ _TOLERANCES = {
 
 @functools.cache
 def cases(*, optimize: bool = True) -> dict[str, Callable[[], None]]:
-    """The suite's CPU cases by name. Collecting them takes seconds.
+    """The suite's CPU cases by name.
 
     A case returns, raises ``AssertionError`` for a wrong result, or one of our errors.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from onnx.backend.test import BackendTest
+        from onnx.backend.test import BackendTest, loader
 
         from ostinato.frontends.onnx.backend import OstinatoBackend
 
@@ -69,7 +71,9 @@ def cases(*, optimize: bool = True) -> dict[str, Callable[[], None]]:
                 options = CompileOptions(optimize=optimize)
                 return super().prepare(model, device, options=options, **kwargs)
 
-        runner = BackendTest(Backend)
+        nodes = node_cases()
+        with patch.object(loader, "load_node_model_tests", lambda: nodes):
+            runner = BackendTest(Backend)
     return {
         (case := name.removesuffix("_cpu")): functools.partial(
             item.func, None, **_tolerance(case, optimize=optimize)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections import defaultdict
 from typing import Any
 
@@ -17,17 +16,8 @@ from ostinato.frontends.onnx.converters import converters
 from ostinato.frontends.onnx.dims import element_type
 from ostinato.frontends.onnx.structured import tensors_of
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
+from tests.frontends.onnx_cases import node_cases
 from tests.frontends.onnx_suite import PASS, expected
-
-
-@functools.cache
-def node_cases() -> dict[str, Any]:
-    """Every node test by name. Collecting them takes seconds."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.loader import load_model_tests
-
-        return {case.name: case for case in load_model_tests(kind="node")}
 
 
 @functools.cache
@@ -35,7 +25,7 @@ def cases_by_op() -> dict[str, list[Any]]:
     """Cases that pass, by the op they are about; ``"several"`` for those with more than one."""
     groups: dict[str, list[Any]] = defaultdict(list)
     outcomes = expected()
-    for case in node_cases().values():
+    for case in node_cases():
         if outcomes[case.name] != PASS or has_strings(case):
             continue
         nodes = case.model.graph.node

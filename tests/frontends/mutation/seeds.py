@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import TensorProto, parser
 from onnx.numpy_helper import to_array
+
+from tests.frontends.onnx_cases import node_cases
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -182,13 +183,8 @@ def _parsed(name: str, text: str) -> ModelProto:
 
 @functools.cache
 def node_seeds() -> tuple[Seed, ...]:
-    """The node tests of the ``onnx`` package. Collecting them takes seconds."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.loader import load_model_tests
-
-        cases = load_model_tests(kind="node")
-    small = [c for c in cases if c.model is not None and c.model.ByteSize() < 1 << 16]
+    """The node tests of the ``onnx`` package."""
+    small = [c for c in node_cases() if c.model is not None and c.model.ByteSize() < 1 << 16]
     small.sort(key=lambda case: case.name)
     return tuple(Seed(case.name, case.model, _stored_inputs(case)) for case in small)
 
