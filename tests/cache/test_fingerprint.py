@@ -157,3 +157,45 @@ def test_nothing_imports_logging_for_a_start(tmp_path):
             check=True,
             env=os.environ | {"OSTINATO_CACHE_DIR": str(tmp_path)},
         )
+
+
+def test_a_key_is_logged_while_another_thread_imports_logging():
+    """A module that is being imported has some of its names alone."""
+    script = """
+import importlib.abc, importlib.util, sys, threading
+
+from ostinato.cache import fingerprint
+
+assert "logging" not in sys.modules
+begun, logged = threading.Event(), []
+
+
+class Half(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        return importlib.util.spec_from_loader(name, self) if name == "logging" else None
+
+    def exec_module(self, module):
+        begun.set()
+        logs.join(0.3)
+
+        class Logger:
+            def debug(self, *message):
+                logged.append(message)
+
+        module.getLogger = lambda name: Logger()
+
+
+def log():
+    begun.wait()
+    fingerprint.log("key %s", 1)
+
+
+sys.meta_path.insert(0, Half())
+logs = threading.Thread(target=log)
+logs.start()
+import logging
+
+logs.join()
+assert logged == [("key %s", 1)], logged
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -218,6 +218,7 @@ def log(message: str, *arguments: object) -> None:
     Importing ``logging`` takes longer than to load a small model. Where nothing has imported it,
     nothing listens.
     """
-    logging = sys.modules.get("logging")
-    if logging is not None:
+    if "logging" in sys.modules:
+        import logging  # waits for a thread that is importing it
+
         logging.getLogger("ostinato.cache").debug(message, *arguments)
