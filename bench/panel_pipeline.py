@@ -203,10 +203,12 @@ def _packed(g: ost.Graph, kind: str, rows: int, columns: int) -> tuple[dict[str,
         "scales": random.random((rows, DEPTH // form.size), np.float32),
         "sums": q.reshape(rows, -1, form.group).sum(-1, dtype=np.int32),
     }
-    left = [g.input(name, array.shape, array.dtype) for name, array in inputs.items()]
+    given, *left = [g.input(name, array.shape, array.dtype) for name, array in inputs.items()]
+    # As rounding gives them: within bounds that products in pairs of bytes ask for.
+    rounded = g.cast(g.clip(g.cast(given, "float32"), -127, 127), "int8")
     weight = blocks.reshape(columns, -1)
     w = g.param("w", weight.shape, weight.dtype, value=weight)
-    return inputs, g.packed_block_matmul(*left, w, form.name)
+    return inputs, g.packed_block_matmul(rounded, *left, w, form.name)
 
 
 def _measured(

@@ -3,7 +3,7 @@
  * stands still, like one that lost its core. Two processors are needed.
  *
  *     cc -std=gnu11 -pthread -I CSRC stolen_cores.c CSRC/pool.c CSRC/placement.c CSRC/stolen_cores.c
- *     ./a.out off|on|failing
+ *     ./a.out off|together|on|failing
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -27,6 +27,7 @@
 static pid_t owner;
 static _Atomic int moves, restores;
 static _Atomic bool failing;
+static enum { REAL, APART, TOGETHER } cores = REAL; /* on which the owner and the worker are */
 
 /* Stands before that of the C library. */
 int sched_setaffinity(pid_t thread, size_t size, const cpu_set_t *to) {
@@ -39,6 +40,21 @@ int sched_setaffinity(pid_t thread, size_t size, const cpu_set_t *to) {
     }
     narrower ? moves++ : restores++;
     return (int)syscall(SYS_sched_setaffinity, thread, size, to);
+}
+
+/* Stands before that of the C library, too. */
+int sched_getcpu(void) {
+    unsigned core = 0;
+    if (cores == REAL) {
+        CHECK(syscall(SYS_getcpu, &core, NULL, NULL) == 0);
+        return (int)core;
+    }
+    cpu_set_t allowed;
+    CHECK(sched_getaffinity(owner, sizeof allowed, &allowed) == 0);
+    while (!CPU_ISSET(core, &allowed)) {
+        core++;
+    }
+    return (int)core + (cores == APART && gettid() != owner);
 }
 
 /* The thread of `vars[0]`, 0 for the owner and 1 for others, sleeps. */
@@ -57,17 +73,17 @@ static void run(thread_pool *p, int64_t sleeper) {
 
 int main(int count, char **arguments) {
     CHECK(count == 2);
-    bool on = strcmp(arguments[1], "off") != 0;
+    bool off = strcmp(arguments[1], "off") == 0, together = strcmp(arguments[1], "together") == 0;
+    cores = off ? APART : together ? TOGETHER : REAL;
     owner = gettid();
     cpu_set_t allowed, now;
     CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
-    thread_pool *p = pool_create(2, on);
+    thread_pool *p = pool_create(2, !off && !together);
     for (int i = 0; i < 100; i++) {
         run(p, i % 2);
     }
-    CHECK(on ? moves > 0 : moves == 0);
-    CHECK(restores == moves);
-    if (strcmp(arguments[1], "failing") == 0) {
+    CHECK(off ? moves == 0 : moves > 0);
+    if (together || strcmp(arguments[1], "failing") == 0) {
         failing = true;
         for (int i = 0; i < 100 && moves == restores; i++) {
             run(p, 1);
@@ -78,12 +94,14 @@ int main(int count, char **arguments) {
         }
         CHECK(moves == restores + 1); /* and none is moved until it has them */
         failing = false;
-        for (int i = 0; i < 100 && moves != restores; i++) {
+        int given_back = restores;
+        for (int i = 0; i < 100 && restores == given_back; i++) {
             run(p, 1);
         }
-        CHECK(moves == restores);
+        CHECK(restores > given_back);
     }
     CHECK(sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &allowed));
     pool_destroy(p);
+    CHECK(restores == moves);
     return 0;
 }

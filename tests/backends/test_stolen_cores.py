@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 CSRC = Path(__file__).parents[2] / "src/ostinato/backends/cpu/csrc"
 
 
-@pytest.mark.parametrize("recovery", ["off", "on", "failing"])
+@pytest.mark.parametrize("recovery", ["off", "together", "on", "failing"])
 def test_only_workers_are_moved_and_all_get_their_processors_back(cc, tmp_path, recovery):
     program = tmp_path / "stolen_cores"
     sources = [CSRC / name for name in ("pool.c", "placement.c", "stolen_cores.c")]
@@ -68,6 +68,7 @@ def test_runs_beside_a_busy_process_are_right_and_leave_every_thread_its_cores(r
     compiled = ost.Session("cpu", threads=2, recover_stolen_cores=recover).compile(g)
     feed = {"x": rng.standard_normal((64, 256)).astype(np.float32)}
     expected = compiled.run(feed)[0].tobytes()
+    time.sleep(0.05)  # a worker that wakes late may be on its way to another core
     before = places()
     code = (
         f"import os; os.sched_setaffinity(0, {{{CORES[-1]}}}); print(flush=True)\nwhile True: pass"
@@ -82,7 +83,13 @@ def test_runs_beside_a_busy_process_are_right_and_leave_every_thread_its_cores(r
     finally:
         busy.kill()
         busy.wait()
+    end = time.monotonic() + 5
+    while changed(before) and time.monotonic() < end:
+        time.sleep(0.01)  # a worker that wakes late may be on its way to another core
+    assert not changed(before)
+
+
+def changed(before: dict[int, set[int]]) -> set[int]:
+    """The threads that are allowed other processors than before."""
     after = places()
-    assert {t: after[t] for t in before if t in after} == {
-        t: before[t] for t in before if t in after
-    }
+    return {t for t in before if t in after and after[t] != before[t]}

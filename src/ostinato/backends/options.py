@@ -26,6 +26,8 @@ class CompileOptions:
         in_place: let producers write directly into the output of a concat or a pad.
         narrow_weights: keep weights of 16 and 8 bits that wide in memory and widen them in
             registers.
+        byte_pairs: multiply activations by packed weights in pairs of bytes, summed in 16 bits, on
+            processors with AVX2 and without dot products of bytes; off, they are widened first.
         prefetch: prefetch the weights of matmuls, which otherwise wait for memory as well as for
             arithmetic.
         bfloat16_dots: multiply by bfloat16 weights with dot product instructions, where the
@@ -36,6 +38,10 @@ class CompileOptions:
             registers of Intel AMX, where the processor has them and the system permits their use.
             Products of bytes are the same; for bfloat16, products at even and at odd positions are
             summed apart, and subnormal numbers count as zero. ``False``: neither.
+        interleave: compute several vectors of a long function at a time, an instruction of each in
+            turn.
+        reciprocal_division: divide long rows by one float32 through its reciprocal, corrected to
+            the bits of a division, where vectors have 512 bits.
         streaming_stores: write results that no cache can hold past the caches.
         segments: on GPUs, run small kernels that follow one another as one kernel.
         stream_weights: in such a kernel, copy weights into shared memory ahead of their use.
@@ -45,6 +51,10 @@ class CompileOptions:
             slower on an H100.
         single_block_segments: let one block run such a kernel where all of it is shorter than the
             barriers of many.
+        segment_layers: where the parts of such a kernel repeat, layer by layer, loop over the code
+            of one layer, instead of running each part by its record.
+        joint_parts: in such a kernel, run short loops of a block that need not wait for each other
+            at the same time, and compute values that one loop alone reads where it reads them.
         library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
         time_products: choose among the algorithms of that library by timing a few on this GPU, once
             for each product. The answers are stored beside the cache of kernels. Off: the library
@@ -84,15 +94,20 @@ class CompileOptions:
     winograd: bool = True
     in_place: bool = True
     narrow_weights: bool = True
+    byte_pairs: bool = True
     prefetch: bool = True
     bfloat16_dots: bool | None = None
     amx: bool | None = None
+    interleave: bool = True
+    reciprocal_division: bool = True
     streaming_stores: bool = True
     segments: bool = True
     stream_weights: bool = True
     segment_exchange: bool = True
     segment_experts: bool = False
     single_block_segments: bool = True
+    segment_layers: bool = True
+    joint_parts: bool = True
     library_products: bool = True
     time_products: bool = True
     tf32: bool = False

@@ -130,7 +130,7 @@ class PackedEmbedding(Op):
 class PackedBlockMatmul(Op):
     """The matmul of 8-bit integers in blocks with scales and packed weights, in float32.
 
-    ``q [..., K]`` is int8 within -127..127, as rounding by magnitude gives; ``q_scales [..., K /
+    ``q [..., K]`` is int8, within -127..127 as rounding by magnitude gives; ``q_scales [..., K /
     size]`` float32, a scale for each block of the format of ``w``. ``q_sums [..., K / group]`` are
     the int32 sums of ``q`` over each group, which kernels would else add up for every weight. The
     result is ``[..., rows of w]``.

@@ -107,6 +107,7 @@ _CONTROL_FLOW = Listed("control_flow", "ControlFlow", _CONTROL_OPS)
 _CONTROL = (Listed("constant_folding", "ConstantFolding", _CONTROL_OPS), _CONTROL_FLOW)
 
 _MATMULS = frozenset({"matmul"})
+_WIDENED_ROWS = "widened_rows"
 _WIDE_UPDATES = Listed("wide_updates", "WideUpdates", frozenset({"scatter", "scatter_nd"}))
 _CONVOLUTIONS = frozenset({"conv", "integer_conv"})
 _EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", _CONVOLUTIONS)
@@ -136,19 +137,23 @@ def pipeline(
     capabilities: Capabilities,
     nested: RunPasses | None = None,
     bfloat16_rows: Callable[[], bool] | None = None,
+    widened_rows: Callable[[DType], bool] | None = None,
 ) -> tuple[Listed, ...]:
     """Every pass, in order, for a backend.
 
     Args:
         capabilities: of the backend.
         nested: runs the pipeline on nested graphs; ``None``: they stay as they are.
-        bfloat16_rows: see :func:`run_passes`.
+        bfloat16_rows, widened_rows: see :func:`run_passes`.
     """
     decompose = Listed("decompose", "Decompose", options=(_native(capabilities),))
     required: tuple[Listed, ...] = (decompose, _WIDE_UPDATES)
     if bfloat16_rows is not None:
         rounding = Listed("bfloat16_rows", "Bfloat16Rows", _MATMULS, (bfloat16_rows,))
         required = (rounding, *required)
+    if widened_rows is not None:
+        widening = Listed(_WIDENED_ROWS, "WidenedRows", _MATMULS, (widened_rows,))
+        required = (widening, *required)
     if not capabilities.padded_conv:
         required += (_EXPLICIT_PADDING,)
     if nested is not None:
@@ -170,7 +175,7 @@ def pipeline(
 OPTIONAL_PASSES: frozenset[str] = frozenset(
     listed.name
     for listed in (*_NARROW_ARITHMETIC, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, _EARLY_SLICES, *_TIDY)
-)
+) | {_WIDENED_ROWS}
 
 
 def run_passes(
@@ -181,6 +186,7 @@ def run_passes(
     disabled: Collection[str] = frozenset(),
     verify: bool = False,
     bfloat16_rows: Callable[[], bool] | None = None,
+    widened_rows: Callable[[DType], bool] | None = None,
 ) -> tuple[BaseGraph, list[Event]]:
     """Run the pipeline; returns the rewritten graph and the report.
 
@@ -192,6 +198,8 @@ def run_passes(
         verify: check the graph before the first pass and after each that changes it.
         bfloat16_rows: finds whether rows that a matmul multiplies with bfloat16 weights are to be
             rounded to bfloat16; asked when there are such matmuls. ``None``: they are not.
+        widened_rows: finds whether rows of a 16-bit float are to be widened before a matmul with
+            weights of the same; asked likewise. ``None``: they are not.
 
     Raises:
         UnsupportedOpError: the backend neither takes some nodes nor can they be rewritten; lists
@@ -208,7 +216,7 @@ def run_passes(
     def run(graph: BaseGraph, report: PassReport) -> BaseGraph:
         if verify:
             verify_graph(graph)
-        for listed in pipeline(capabilities, run, bfloat16_rows):
+        for listed in pipeline(capabilities, run, bfloat16_rows, widened_rows):
             if listed.name in disabled or (not optimize and listed.name in OPTIONAL_PASSES):
                 continue
             if not listed.concerns(graph):

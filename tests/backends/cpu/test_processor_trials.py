@@ -76,6 +76,7 @@ def test_trials_come_to_a_result() -> None:
     assert processor_facts.few_rows_prefetch() in (True, False)
     assert processor_facts.slow_memory() in (True, False)
     assert processor_facts.strips_are_faster() in (True, False)
+    assert processor_facts.row_strips_are_faster() in (True, False)
     if TARGET.has_bfloat16_dots:
         assert processor_facts.bfloat16_dots_are_fast() in (True, False)
 
@@ -96,12 +97,26 @@ def test_results_are_kept(result: bool) -> None:
 # -- what they decide ------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def whole_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No panels in strips, whatever this machine would find."""
+    for trial in ("strips_are_faster", "row_strips_are_faster"):
+        monkeypatch.setattr(processor_facts, trial, lambda: False)
+
+
 @pytest.mark.parametrize("rows", [FEW_ROWS, 4, 6])
 def test_few_rows_prefetch_where_it_pays(rows: int) -> None:
     for answer, least in ((True, FEW_ROWS), (False, 7)):
         fetch = registers(lambda answer=answer: answer).prefetch_for(rows, LARGE)  # type: ignore[misc]
         assert fetch is not None
         assert fetch.least_rows == least
+
+
+def test_one_row_of_widened_weights_prefetches_where_few_rows_do() -> None:
+    for answer, least in ((True, 1), (False, 5)):
+        fetch = registers(lambda answer=answer: answer).prefetch_for(1, LARGE, widens=True)  # type: ignore[misc]
+        assert fetch is not None
+        assert fetch.of_widened_weights.least_rows == least
 
 
 def test_symbolic_rows_may_be_few() -> None:
@@ -122,6 +137,7 @@ def test_nothing_prefetches_against_the_option(monkeypatch: pytest.MonkeyPatch) 
     assert gemm.fetch is None
 
 
+@pytest.mark.usefixtures("whole_panels")
 @pytest.mark.parametrize("pays", [True, False])
 def test_kernels_of_few_rows(monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
     monkeypatch.setattr(processor_facts, "few_rows_prefetch", lambda: pays)
@@ -134,6 +150,7 @@ def test_kernels_of_few_rows(monkeypatch: pytest.MonkeyPatch, pays: bool) -> Non
     assert grouped.prefetch.least_rows == (FEW_ROWS if pays else 7)
 
 
+@pytest.mark.usefixtures("whole_panels")
 @pytest.mark.parametrize("rows", [2, 3, 5, 6])
 def test_same_bits(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     rng = np.random.default_rng(rows)
@@ -151,12 +168,13 @@ def test_same_bits(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     np.testing.assert_allclose(found[0], x @ w, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.usefixtures("whole_panels")
 def test_programs_are_kept_apart_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another result, measured after the first was lost, must not meet programs of the first."""
     w = np.ones((500, 900), np.float32)
     for pays in (True, False, True):
         monkeypatch.setattr(processor_facts, "few_rows_prefetch", lambda pays=pays: pays)
-        monkeypatch.setattr(processor_facts, "known", lambda pays=pays: f"few rows: {pays}")
+        monkeypatch.setattr(processor_facts, "known", lambda pays=pays: f"few {pays}, whole panels")
         compiled = ost.Session("cpu", threads=1).compile(product(4, *w.shape), params={"w": w})
         assert ("prefetch" in compiled.plan.kernels[-1].loops) == pays
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ostinato.backends.base import Capabilities
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
+    from ostinato.dtypes import DType
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.fusion.regions import Refusal
@@ -78,6 +79,7 @@ def lower_graph(
     resident: Callable[[P], Iterable[LoweredBuffer]] | None = None,
     built: BaseGraph | None = None,
     bfloat16_rows: Callable[[], bool] | None = None,
+    widened_rows: Callable[[DType], bool] | None = None,
 ) -> LoweredGraph[P]:
     """Run the passes on ``graph``, lower it, and place its buffers.
 
@@ -88,7 +90,7 @@ def lower_graph(
         lower: the device's lowering; returns the fusions that it refused as well.
         resident: the buffers that live as long as the program, whether or not calls use them.
         built: the user's graph, if that is another object than ``graph``.
-        bfloat16_rows: see :func:`~ostinato.passes.pipeline.run_passes`.
+        bfloat16_rows, widened_rows: see :func:`~ostinato.passes.pipeline.run_passes`.
 
     Raises:
         UnsupportedOpError: every node that the device has no way to compute.
@@ -102,6 +104,7 @@ def lower_graph(
             disabled=options.disabled_passes,
             verify=options.verify,
             bfloat16_rows=bfloat16_rows,
+            widened_rows=widened_rows,
         )
     with report.timed("lowering"):
         facts = graph_facts(graph)

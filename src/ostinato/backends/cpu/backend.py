@@ -80,7 +80,7 @@ class CpuBackend(Backend):
             near = [sibling for sibling in siblings if isinstance(sibling, CpuExecutable)]
         if experts is not None or options.tune or not options.stored_programs:
             return self._compile(graph, params, options, progress, experts, near)
-        target = f"{self.device.kind} {TargetSpec.named(options.target, amx=options.amx).identity}"
+        target = f"{self.device.kind} {TargetSpec.of(options).identity}"
         recompile = functools.partial(_recompile, options, self.device)
         facts = processor_facts.known
         stored = StoredProgram(graph, options, Image, target, recompile, facts)
@@ -115,7 +115,7 @@ class CpuBackend(Backend):
         """Compile, wherever that leads."""
         from ostinato.backends.cpu.capabilities import lowering_options
 
-        target = TargetSpec.named(options.target, amx=options.amx)
+        target = TargetSpec.of(options)
         lowering = lowering_options(options, target, self._tuner(options, target))
         tensors: Mapping[str, ExpertTensor] = {}
         if experts is not None:
@@ -168,5 +168,5 @@ def _recompile(
     from ostinato.backends.cpu.capabilities import lowering_options
     from ostinato.backends.cpu.compilation import compile_graph
 
-    lowering = lowering_options(options, TargetSpec.named(options.target, amx=options.amx))
+    lowering = lowering_options(options, TargetSpec.of(options))
     return compile_graph(graph, options, lowering, device, built=built)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
 
-__all__ = ["CAPABILITIES", "fast_bfloat16_dots", "lowering_options"]
+__all__ = ["CAPABILITIES", "fast_bfloat16_dots", "lowering_options", "widens_rows"]
 
 #: Without rope: spelled out, its halves are loops over neighbours, which fill vectors.
 _OPS = {*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS} - {"rope"}
@@ -87,6 +87,7 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         few_rows_prefetch=processor_facts.few_rows_prefetch,
         slow_memory=processor_facts.slow_memory,
         strips=processor_facts.strips_are_faster,
+        row_strips=processor_facts.row_strips_are_faster,
     )
 
 
@@ -98,6 +99,14 @@ def fast_bfloat16_dots(options: CompileOptions, target: TargetSpec) -> Callable[
     """
     wanted = options.bfloat16_dots and target.has_bfloat16_dots
     return processor_facts.bfloat16_dots_are_fast if wanted else None
+
+
+def widens_rows(options: CompileOptions, target: TargetSpec, dtype: DType) -> bool:
+    """Whether no instruction multiplies rows of a 16-bit float with weights of the same."""
+    if dtype in _amx_dtypes(options, target):
+        return False
+    dots = fast_bfloat16_dots(options, target)
+    return dtype != BFLOAT16 or dots is None or not dots()
 
 
 def _amx_dtypes(options: CompileOptions, target: TargetSpec) -> frozenset[DType]:

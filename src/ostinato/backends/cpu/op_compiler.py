@@ -36,7 +36,7 @@ class _CpuCompiler:
 
     def __init__(self) -> None:
         self._options = CompileOptions()
-        self._target = TargetSpec.named(self._options.target)
+        self._target = TargetSpec.of(self._options)
 
     def lower(self, graph: BaseGraph, variables: tuple[Symbol, ...]) -> CpuProgram:
         settings = lowering_options(self._options, self._target)

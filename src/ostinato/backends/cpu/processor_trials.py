@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
     from ostinato.dtypes import DType
 
-__all__ = ["bfloat16_dots_are_fast", "few_rows_prefetch", "slow_memory", "strips_are_faster"]
+__all__ = [
+    "bfloat16_dots_are_fast",
+    "few_rows_prefetch",
+    "row_strips_are_faster",
+    "slow_memory",
+    "strips_are_faster",
+]
 
 #: Bytes read in a trial of memory: more than the third-level cache of a few cores.
 _MEMORY_BYTES = 64 << 20
@@ -44,7 +50,8 @@ _ROUNDS = 4
 #: Zen 4 and 0.7 to 0.92 on Emerald Rapids; dot products, which have other bits, 0.43 and 0.88 to 1.
 _PREFETCHING, _DOTS = 0.96, 0.7
 
-#: The same of tiles that prefetch panels in strips, which take 1.3 to 1.9, and 0.61.
+#: The same of tiles that read panels in strips: of 4 rows, 1.3 to 1.9 on Zen 4, 0.61 on Emerald
+#: Rapids and 0.7 on Zen 3; of one row, 1.06 and 0.8 on the latter two.
 _STRIPS = 0.9
 
 #: Multiply-adds in the time in which a core reads a float32 from slow memory, at least.
@@ -90,11 +97,25 @@ def strips_are_faster(target: TargetSpec) -> bool:
 
     Where prefetching alone helps a little, memory that others use may hide which of both is faster.
     """
-    rows = _gemm(target, rows=4, vectors=5, a=FLOAT32)
-    fetch = Prefetch(target.caches, target.vector_bytes, least_rows=1)
-    form = PanelFormat(FLOAT32, strip=target.lanes(FLOAT32.itemsize))
-    strips = replace(rows, prefetch=fetch, b_format=form)
+    return _strips_are_faster(target, _gemm(target, rows=4, vectors=_widest(target), a=FLOAT32))
+
+
+def row_strips_are_faster(target: TargetSpec) -> bool:
+    """The same for one row."""
+    return _strips_are_faster(target, _gemm(target, rows=1, vectors=4, a=FLOAT32))
+
+
+def _strips_are_faster(target: TargetSpec, rows: Gemm) -> bool:
+    strips = replace(rows, b_format=PanelFormat(FLOAT32, strip=target.lanes(FLOAT32.itemsize)))
+    if rows.rows > 1:
+        fetch = Prefetch(target.caches, target.vector_bytes, least_rows=1)
+        strips = replace(strips, prefetch=fetch)
     return _faster(strips, rows, _MEMORY_BYTES, target, _STRIPS)
+
+
+def _widest(target: TargetSpec) -> int:
+    """Vectors of a panel whose sums by four rows fit in registers: there are 16, or 32."""
+    return 5 if target.has_avx512 else 3
 
 
 def _gemm(target: TargetSpec, *, rows: int, vectors: int, a: DType) -> Gemm:

@@ -86,3 +86,10 @@ def test_chains_with_branches_stay_one_behind_the_other() -> None:
     entry = builder.block
     emit_interleaved(builder, [emit("a"), emit("b")])
     assert [i.name for i in entry.instructions[:2]] == ["a0", "a1"]
+
+
+def test_switched_off_all_chains_stay_one_behind_the_other() -> None:
+    builder, x = function()
+    chains = [chain(builder, name, x, 2) for name in "ab"]
+    emit_interleaved(builder, chains, alternate=False)
+    assert names(builder) == ["a0", "a1", "b0", "b1"]

@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from ostinato.backends.cpu.llvm.lanes import Lane
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-from ostinato.backends.cpu.llvm.uniform_division import divide_by_one
+from ostinato.backends.cpu.llvm.uniform_division import UniformDivisor
 from ostinato.dtypes import FLOAT32
 
 LANES = (8, 16)
@@ -17,7 +17,7 @@ ONES = np.uint32(0x3F800000)
 
 def first_of(x: Lane, y: Lane) -> Lane:
     divisor = x.builder.extract_element(y.value, ir.IntType(32)(0))
-    return x.like(divide_by_one(x.builder, x.value, divisor))
+    return x.like(UniformDivisor(x.builder, divisor, x.lanes).quotient(x.value))
 
 
 @pytest.fixture(scope="module")

@@ -139,3 +139,17 @@ def test_reductions_over_positions(
     reduction = next(text for text in loops if f"= {'max' if op == 'max' else 'sum'} f32" in text)
     if channels == 300:  # the others are too small for channels last to be worth it
         assert "inner" in reduction
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "apart"),
+    [(128, "float32", 144), (256, "float32", 272), (256, "bfloat16", 288), (96, "float32", 96)],
+)
+def test_weights_of_a_window_are_in_several_sets_of_a_cache(
+    session: ost.Session, channels: int, dtype: str, apart: int
+) -> None:
+    graph = depthwise(channels, 5, 6, 5, dtype, padding=2)
+    tolerance = 2e-5 if dtype == "float32" else 2e-2
+    found = check(session, graph, tolerance, options=[OPTIMISED])
+    (loops,) = (str(k.loops) for k in found.plan.kernels if "fused sum" in str(k.loops))
+    assert f"{apart}*" in loops

@@ -65,12 +65,16 @@ def operands(name: str, rows: int, blocks: int, columns: int) -> dict[str, Array
     }
 
 
-def graph(name: str, arrays: dict[str, Array]) -> ost.Graph:
+def graph(name: str, arrays: dict[str, Array], *, clipped: bool = True) -> ost.Graph:
+    """The matmul; of integers that surely have an opposite, as rounded ones do, or of any."""
     g = ost.Graph("blocks")
-    left = [
+    q, *left = [
         g.input(key, arrays[key].shape, arrays[key].dtype) for key in ("q", "q_scales", "q_sums")
     ]
-    g.set_outputs([g.packed_block_matmul(*left, g.param("w", arrays["w"].shape, "uint8"), name)])
+    if clipped:
+        q = g.cast(g.clip(g.cast(q, "float32"), -127, 127), "int8")
+    w = g.param("w", arrays["w"].shape, "uint8")
+    g.set_outputs([g.packed_block_matmul(q, *left, w, name)])
     return g
 
 
@@ -79,11 +83,52 @@ def test_blocks(lowered: Lowered, level: str, name: str) -> None:
     for rows, blocks, columns in SIZES if level == "host" else SIZES[1::2]:
         arrays = operands(name, rows, blocks, columns)
         g = graph(name, arrays)
-        (actual,) = lowered(g, level)(arrays)
-        params = {"w": arrays.pop("w")}
-        (expected,) = ost.reference.evaluate(g, arrays, params)
-        scale = np.abs(expected).max(axis=1, keepdims=True)
-        assert (np.abs(actual - expected) <= 1e-5 * np.abs(expected) + 2e-6 * scale).all()
+        expect_near(g, lowered(g, level)(arrays)[0], arrays)
+
+
+def expect_near(g: ost.Graph, actual: Array, arrays: dict[str, Array]) -> None:
+    params = {"w": arrays["w"]}
+    inputs = {key: array for key, array in arrays.items() if key != "w"}
+    (expected,) = ost.reference.evaluate(g, inputs, params)
+    scale = np.abs(expected).max(axis=1, keepdims=True)
+    assert (np.abs(actual - expected) <= 1e-5 * np.abs(expected) + 2e-6 * scale).all()
+
+
+@pytest.mark.parametrize("name", ["gguf:q8_0", "gguf:iq4_nl", "gguf:q5_1", "gguf:q6_k"])
+def test_the_integer_without_an_opposite(lowered: Lowered, level: str, name: str) -> None:
+    """-128, which rounding does not give, but the op takes."""
+    arrays = operands(name, 9, 2, 17)
+    arrays["q"][arrays["q"] == -127] = -128
+    groups = arrays["q"].reshape(9, -1, FORMATS[name].group)
+    arrays["q_sums"] = groups.sum(-1, dtype=np.int32)
+    g = graph(name, arrays, clipped=False)
+    expect_near(g, lowered(g, level)(arrays)[0], arrays)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"gguf:{name}" for name in ("q4_1", "q8_0", "mxfp4", "tq2_0", "q2_k", "q6_k", "iq4_xs")],
+)
+def test_pairs_change_no_bit(name: str) -> None:
+    """Nor does the number of rows that share what is unpacked."""
+    arrays = operands(name, 9, 2 if FORMATS[name].size > 32 else 11, 40)
+    depth = arrays["q"].shape[1]
+    n = ost.Variable("n", 1, 9)
+    g = ost.Graph("pairs")
+    x = g.input("x", (n, depth))
+    g.set_outputs([g.packed_matmul(x, g.param("w", arrays["w"].shape, "uint8"), name)])
+    data = np.random.default_rng(1).standard_normal((9, depth)).astype(np.float32)
+    found = []
+    for on in (True, False):
+        options = ost.CompileOptions(target="avx2", byte_pairs=on)
+        compiled = ost.Session("cpu", threads=1).compile(g, {"w": arrays["w"]}, options=options)
+        (kernel,) = (k for k in compiled.plan.kernels if "packed" in k.name)
+        assert f"blocks of {name} by {4 if on else 2}" in kernel.loops
+        found.append([compiled.run({"x": data[:rows]})[0] for rows in (1, 2, 5, 7, 8, 9)])
+    for some, others in zip(*found, strict=True):
+        np.testing.assert_array_equal(some, others)
+    for rows in found[0]:
+        np.testing.assert_array_equal(rows, found[0][-1][: len(rows)])
 
 
 def test_columns_fill_panels_with_nothing_else(lowered: Lowered) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu.rules.paged_attention import PagedAttentionKernel, SpanMergeKernel
+from ostinato.backends.cpu.rules.paged_attention import PagedAttentionKernel
+from ostinato.backends.cpu.rules.spans import SpanMergeKernel
 from ostinato.dtypes import DType
 from ostinato.ops.builder import Graph
 from ostinato.reference import evaluate

@@ -35,6 +35,18 @@ SIZES = [
 ]  # fmt: skip
 
 
+def expect_strips(monkeypatch: pytest.MonkeyPatch, *, faster: bool) -> None:
+    """Give the trials of strips a result."""
+    for trial in ("strips_are_faster", "row_strips_are_faster"):
+        monkeypatch.setattr(processor_facts, trial, lambda: faster)
+
+
+@pytest.fixture(autouse=True)
+def whole_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels are in strips where a test says so, whatever this machine would find."""
+    expect_strips(monkeypatch, faster=False)
+
+
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
     if dtype.startswith(("int", "uint")):
         return rng.integers(0, 100, shape).astype(dtype)
@@ -70,33 +82,73 @@ def test_same_bits(lowered: Lowered, level: str, sizes: tuple[int, int, int]) ->
     np.testing.assert_allclose(ahead, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [2, 3, 5, 8, 9, 16, 21, 40, 128])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16, 21, 40, 128])
 @pytest.mark.parametrize(
     ("depth", "columns"), [(1, 20), (203, 15), (203, 131), (512, 48), (768, 81)]
 )
 def test_same_bits_in_strips(
     lowered: Lowered, rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if TargetSpec.host().vector_bytes < SMALL.line:
-        pytest.skip("no vectors of a whole line here")
+    if TargetSpec.host().vector_bytes < 32:
+        pytest.skip("no vectors of half a line here")
     graph, x, w = product(rows, depth, columns, "float32")
     data = {"x": x, "w": w}
-    monkeypatch.setattr(processor_facts, "strips_are_faster", lambda: True)
-    (ahead,) = lowered(graph, "avx512", SMALL)(data)
-    (plain,) = lowered(graph, "avx512", SMALL, prefetch=False)(data)
-    np.testing.assert_array_equal(ahead, plain)
+    expect_strips(monkeypatch, faster=True)
+    for level in ("avx2", "avx512")[: TargetSpec.host().vector_bytes // 32]:
+        (ahead,) = lowered(graph, level, SMALL)(data)
+        (plain,) = lowered(graph, level, SMALL, prefetch=False)(data)
+        np.testing.assert_array_equal(ahead, plain)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [("float64", None), ("float32", "bfloat16"), ("bfloat16", None), ("float32", "float16")],
+)
+def test_same_bits_in_strips_of_every_width(
+    lowered: Lowered, x: str, w: str | None, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect_strips(monkeypatch, faster=True)
+    graph, left, weight = product(rows, 203, 67, x, w)
+    data = {"x": left, "w": weight}
+    (ahead,) = lowered(graph, "host", SMALL)(data)
+    (plain,) = lowered(graph, "host", SMALL, prefetch=False)(data)
+    assert ahead.tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_same_bits_in_strips_of_any_number_of_rows(
+    lowered: Lowered, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    g, weight = ost.Graph("product"), numbers(rng, (203, 330), dtype)
+    x = g.input("x", (ost.Variable("rows", 1, 40), 203))
+    g.set_outputs([g.matmul(x, g.cast(g.param("w", weight.shape, dtype), "float32"))])
+    results = []
+    for faster in (True, False):
+        expect_strips(monkeypatch, faster=faster)
+        (gemm,) = gemms(g)
+        narrow = 2 * TargetSpec.host().vector_bytes < SMALL.line
+        assert (gemm.strip < gemm.panel) is (faster and not narrow)
+        results.append(lowered(g, "host", SMALL))
+    for rows in (1, 5, 16, 40):
+        data = {"x": rng.standard_normal((rows, 203)).astype(np.float32), "w": weight}
+        strips, whole = (found(data, rows=rows)[0] for found in results)
+        np.testing.assert_array_equal(strips, whole)
 
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_strips_are_of_few_rows(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_facts, "strips_are_faster", lambda: faster)
+    expect_strips(monkeypatch, faster=faster)
 
     def strips(rows: int, caches: CacheSizes = SMALL, **options: Any) -> bool:
         (gemm,) = gemms(product(rows, 300, 200, "float32")[0], caches, **options)
         return gemm.strip < gemm.panel
 
-    on = faster and TargetSpec.host().vector_bytes == SMALL.line
-    assert [strips(rows) for rows in (1, 2, 8, 9, 16, 17)] == [False, *[on] * 4, False]
+    on = faster and 2 * TargetSpec.host().vector_bytes >= SMALL.line
+    assert [strips(rows) for rows in (1, 2, 8, 9, 16, 17)] == [*[on] * 5, False]
+    monkeypatch.setattr(processor_facts, "row_strips_are_faster", lambda: not faster)
+    assert strips(1) is (2 * TargetSpec.host().vector_bytes >= SMALL.line and not faster)
     assert not strips(8, CacheSizes(second=8 << 20))
     assert not strips(8, prefetch=False)
     assert not strips(8, optimize=False)
@@ -251,7 +303,8 @@ def test_a_symbolic_number_of_rows_may_be_small(dtype: str) -> None:
         g, rows = ost.Graph("rows"), ost.Variable("rows", 1, 512)
         given = g.input("x", (rows, 1024))
         g.set_outputs([g.matmul(given, g.cast(g.param("w", w.shape, dtype, value=w), "float32"))])
-        compiled = ost.Session("cpu").compile(g, options=ost.CompileOptions(prefetch=on))
+        options = ost.CompileOptions(prefetch=on, stored_programs=False)
+        compiled = ost.Session("cpu").compile(g, options=options)
         (kernel,) = (kernel for kernel in compiled.plan.kernels if "matmul" in kernel.name)
         assert ("rows on" in kernel.loops) == on
         found.append(

@@ -10,6 +10,8 @@
 
 thread_name placement_self(void) { return (thread_name)syscall(SYS_gettid); }
 
+int placement_here(void) { return sched_getcpu(); }
+
 int64_t placement_run_time(thread_name thread) {
     /* The clock of a thread by its number, as pthread_getcpuclockid makes it from a pthread_t. */
     clockid_t clock = (clockid_t)(~(unsigned)thread << 3 | 6);
@@ -67,6 +69,8 @@ bool placement_restore(thread_name thread, placement_set *before) {
 #else
 
 thread_name placement_self(void) { return 0; }
+
+int placement_here(void) { return -1; }
 
 int64_t placement_run_time(thread_name thread) {
     (void)thread;

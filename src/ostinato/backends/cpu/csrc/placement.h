@@ -20,6 +20,9 @@ typedef int64_t thread_name;
 /* The calling thread. */
 thread_name placement_self(void);
 
+/* The number of the caller's processor; -1 where it is not known. */
+int placement_here(void);
+
 /* How long a thread has run, in nanoseconds; -1 where that is not known. It stands still while the
  * thread is off its processor. */
 int64_t placement_run_time(thread_name thread);

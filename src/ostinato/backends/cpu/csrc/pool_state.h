@@ -48,6 +48,8 @@ typedef struct {
     pthread_t thread;
     _Atomic thread_name name; /* 0 until it runs */
     _Atomic bool working;     /* it may have claimed chunks that it has not reported */
+    _Atomic int core;         /* on which it last looked; -1 where that is not known */
+    _Atomic bool placing;     /* the owner or itself is changing its processors */
     _Atomic bool moved;       /* to the owner's core, which it should leave to the owner soon */
     _Atomic int contended;    /* jobs for which to expect that other processes want its core */
     int64_t run_time;         /* when the owner last looked */
@@ -58,6 +60,7 @@ struct thread_pool {
     /* Each of these is written at times when other threads watch only the others. */
     alignas(CACHE_LINE) _Atomic uint64_t generation; /* of the current job; waiting workers watch it */
     alignas(CACHE_LINE) published_job published;
+    _Atomic int owner_core; /* on which the job was published; -1 where that is not known */
     alignas(CACHE_LINE) _Atomic int64_t finished; /* chunks completed by workers, of this job */
 
     alignas(CACHE_LINE) _Atomic bool busy; /* some thread owns the workers */

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.dtypes import DType
 
-__all__ = ["add_pairs", "add_products", "in_order", "pairs_of_products", "with_unsigned_left"]
+__all__ = [
+    "add_pairs",
+    "add_products",
+    "in_order",
+    "magnitudes_of",
+    "multiply_pairs",
+    "pairs_of_products",
+    "with_signs_of",
+    "with_unsigned_left",
+]
 
 _MULTIPLY_PAIRS = {
     4: "llvm.x86.sse2.pmadd.wd",
@@ -74,9 +83,20 @@ def pairs_of_products(builder: ir.IRBuilder, left: ir.Value, right: ir.Value) ->
 
 def add_pairs(builder: ir.IRBuilder, total: ir.Value, pairs: ir.Value) -> ir.Value:
     """``total``, a vector of i32, plus two neighbouring 16-bit integers for each of its lanes."""
-    ones = ir.Constant(pairs.type, [1] * pairs.type.count)
-    name = _MULTIPLY_PAIRS[total.type.count]
-    return builder.add(total, call_intrinsic(builder, name, total.type, [pairs, ones]))
+    return builder.add(total, multiply_pairs(builder, pairs, None))
+
+
+def multiply_pairs(builder: ir.IRBuilder, left: ir.Value, right: ir.Value | None) -> ir.Value:
+    """The sums of two neighbouring products of 16-bit integers each, in 32 bits.
+
+    Args:
+        right: ``None``: ones.
+    """
+    if right is None:
+        right = ir.Constant(left.type, [1] * left.type.count)
+    lanes = left.type.count // 2
+    kind = ir.VectorType(I32, lanes)
+    return call_intrinsic(builder, _MULTIPLY_PAIRS[lanes], kind, [left, right])
 
 
 def in_order(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -96,9 +116,18 @@ def with_unsigned_left(
 
     ``right`` is not -128, whose opposite is none of 8 bits.
     """
-    kind = left.type
-    magnitudes = call_intrinsic(builder, f"llvm.abs.v{kind.count}i8", kind, [left, I1(0)])
-    return magnitudes, call_intrinsic(builder, "llvm.x86.avx2.psign.b", kind, [right, left])
+    return magnitudes_of(builder, left), with_signs_of(builder, left, right)
+
+
+def magnitudes_of(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Signed bytes without their signs, as unsigned ones."""
+    kind = value.type
+    return call_intrinsic(builder, f"llvm.abs.v{kind.count}i8", kind, [value, I1(0)])
+
+
+def with_signs_of(builder: ir.IRBuilder, signs: ir.Value, value: ir.Value) -> ir.Value:
+    """Signed bytes other than -128, times the signs of others (AVX2)."""
+    return call_intrinsic(builder, "llvm.x86.avx2.psign.b", value.type, [value, signs])
 
 
 def _every(builder: ir.IRBuilder, value: ir.Value, steps: int, first: int) -> ir.Value:

@@ -308,7 +308,8 @@ class _Segment:
         share = nbytes // gemm.fetching_tiles // fetch.caches.line * fetch.caches.line
         first = b.mul(b.udiv(row, I64(gemm.rows)), I64(share))
         whole = gemm.depth_block * gemm.panel * gemm.b_dtype.itemsize
-        blocks = fetch.block_distance(whole) // whole
+        # Of narrow strips, the next block: the hardware fetches those behind it.
+        blocks = 1 if gemm.narrow_strips else fetch.block_distance(whole) // whole
         ahead = self._bytes_after(right, b.add(I64(blocks * nbytes), first))
         if gemm.strip == gemm.panel:
             return [ahead]

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["emit_interleaved"]
 
 
-def emit_interleaved(builder: ir.IRBuilder, chains: Iterable[Callable[[], None]]) -> None:
+def emit_interleaved(
+    builder: ir.IRBuilder, chains: Iterable[Callable[[], None]], *, alternate: bool = True
+) -> None:
     """Emit several chains, and alternate between their instructions.
 
     Chains of several basic blocks, and chains that store, stay one behind the other.
@@ -26,6 +28,7 @@ def emit_interleaved(builder: ir.IRBuilder, chains: Iterable[Callable[[], None]]
     Args:
         chains: each emits one at the builder's position, the end of a block; it may use values
             of those before it.
+        alternate: off, all of them stay one behind the other.
     """
     block = builder.block
     instructions: list[ir.Instruction] = block.instructions
@@ -34,7 +37,8 @@ def emit_interleaved(builder: ir.IRBuilder, chains: Iterable[Callable[[], None]]
         emit()
         ends.append(len(instructions))
     emitted = instructions[ends[0] :]
-    if builder.block is block and not any(isinstance(i, ir.StoreInstr) for i in emitted):
+    straight = builder.block is block and not any(isinstance(i, ir.StoreInstr) for i in emitted)
+    if alternate and straight:
         parts = [instructions[a:b] for a, b in pairwise(ends)]
         instructions[ends[0] :] = _alternating(parts)
 

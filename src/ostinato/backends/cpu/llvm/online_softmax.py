@@ -67,6 +67,7 @@ class OnlineSoftmax:
         self.score_lanes, self.value_lanes = (tile_lanes(gemm, kernel.target) for gemm in gemms)
         self._value_gemm, self._value_tiles = gemms[1], value_tiles
         self._scratch = scratch
+        self._interleaves = kernel.target.interleaves
 
     def for_rows(self, count: ir.Value, body: Callable[[ir.Value], None]) -> None:
         """Run ``body`` for each of the first ``count`` rows."""
@@ -125,7 +126,8 @@ class OnlineSoftmax:
                 score = load(b, self._scratch["weights"], self.acc, place, width)
                 weights[within] = place, _XP.exp(score - shift)
 
-            emit_interleaved(b, [partial(weight, within) for within in range(0, panel, width)])
+            chains = [partial(weight, within) for within in range(0, panel, width)]
+            emit_interleaved(b, chains, alternate=self._interleaves)
             total = Lane(b, b.load(slot, typ=kind), self.acc, width)
             # One vector of sums for all widths of panels, in the order of the keys.
             for place, lane in weights.values():

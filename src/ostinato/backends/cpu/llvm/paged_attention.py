@@ -35,7 +35,7 @@ from ostinato.backends.cpu.llvm.span_records import RecordMemory
 from ostinato.backends.cpu.llvm.tiles import Tiles
 from ostinato.backends.cpu.llvm.transpose import square_size
 from ostinato.backends.cpu.llvm.types import I1, I8, I64
-from ostinato.backends.cpu.rules.paged_attention import SPAN
+from ostinato.backends.cpu.rules.spans import SPAN
 from ostinato.dtypes import BOOL, INT64
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Load, Scalar, extent_of, max_extent

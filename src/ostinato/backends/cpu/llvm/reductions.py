@@ -168,9 +168,9 @@ def _extreme(op: str, x: Lane, y: Lane) -> Lane:
         return x | y if op == "max" else x & y
     if x.dtype.is_integer:
         return x.like(x.integers.extremum(op, x.value, y.value))
-    # Of two comparisons one suffices to prefer y, also where y is NaN; x stays if it is NaN.
-    prefer_y = ~(y <= x) if op == "max" else ~(y >= x)
-    return where(prefer_y & ~is_nan(x), y, x)
+    # One instruction, which keeps x where either is NaN.
+    larger = where(y > x if op == "max" else y < x, y, x)
+    return where(is_nan(y), y, larger)
 
 
 def _first_extreme(greatest: bool, x: State, y: State) -> State:

@@ -13,7 +13,7 @@ from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, round_to, where
 from ostinato.backends.cpu.llvm.memory import address, gather, load, scatter, splat, store
 from ostinato.backends.cpu.llvm.scopes import Mask, Scope
 from ostinato.backends.cpu.llvm.types import I1, I32, I64, call_intrinsic, register_type
-from ostinato.backends.cpu.llvm.uniform_division import divide_by_one
+from ostinato.backends.cpu.llvm.uniform_division import UniformDivisor
 from ostinato.dtypes import BOOL, FLOAT32, DType
 from ostinato.errors import OstinatoError
 
@@ -59,6 +59,7 @@ class Scalars(ScalarCode[Lane, Scope]):
         self.indices = Indices(builder, self)
         self._buffers = buffers
         self.long_run = False
+        self._divisors: dict[ir.Value, UniformDivisor] = {}
 
     # -- values -----------------------------------------------------------------------------
 
@@ -74,8 +75,14 @@ class Scalars(ScalarCode[Lane, Scope]):
         if self.long_run and scalar.op == "divide":
             x, y = (self.value(operand, scope) for operand in scalar.operands)
             if x.lanes == _WIDE_LANES and y.lanes == 1 and x.dtype == y.dtype == FLOAT32:
-                return x.like(divide_by_one(self.builder, x.value, y.value))
+                return x.like(self._divisor(y).quotient(x.value))
         return super()._apply(scalar, scope)
+
+    def _divisor(self, y: Lane) -> UniformDivisor:
+        """A number as a divisor of vectors, prepared once."""
+        if y.value not in self._divisors:
+            self._divisors[y.value] = UniformDivisor(self.builder, y.value, _WIDE_LANES)
+        return self._divisors[y.value]
 
     def _position(self, scalar: IndexValue, scope: Scope) -> Lane:
         return self.indices.vector(scalar.index, scope).astype(scalar.dtype)

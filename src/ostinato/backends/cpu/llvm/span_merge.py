@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.backends.cpu.rules.paged_attention.SpanMergeKernel` as LLVM IR.
+"""Rendering a :class:`~ostinato.backends.cpu.rules.spans.SpanMergeKernel` as LLVM IR.
 
 A work item is a row and a key head. For each query head, it merges the records of the spans that
 the row attends to, in the order of positions, and stores the result.
@@ -16,7 +16,7 @@ from ostinato.backends.cpu.llvm.online_softmax import normalising_factor
 from ostinato.backends.cpu.llvm.scopes import Mask, Scope
 from ostinato.backends.cpu.llvm.span_records import RecordMemory
 from ostinato.backends.cpu.llvm.types import I64
-from ostinato.backends.cpu.rules.paged_attention import SPAN
+from ostinato.backends.cpu.rules.spans import SPAN
 from ostinato.dtypes import INT64
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.backends.cpu.rules.paged_attention import SpanMergeKernel
+    from ostinato.backends.cpu.rules.spans import SpanMergeKernel
 
 __all__ = ["render"]
 

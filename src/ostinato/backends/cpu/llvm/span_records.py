@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
-    from ostinato.backends.cpu.rules.paged_attention import SpanRecords
+    from ostinato.backends.cpu.rules.spans import SpanRecords
 
 __all__ = ["RecordMemory"]
 

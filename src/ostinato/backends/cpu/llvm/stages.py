@@ -124,7 +124,8 @@ class StageEmitter:
             for strip in strips:
                 for vector in range(strip.unroll):
                     self._start_reduction(run, reduction, strip.width, vector)
-        self.scalars.long_run = max_extent(last) >= _LONG_RUN * plan.width
+        long_run = max_extent(last) >= _LONG_RUN * plan.width
+        self.scalars.long_run = self.target.reciprocals and long_run
         self._loops(run, stage.axes, point, [])
         self.scalars.long_run = False
         for reduction in _reductions(stage):
@@ -266,7 +267,7 @@ class StageEmitter:
                 prefetch(self.builder, line, I64(0), write=True)
         if not _interleaves(statements):
             evaluations = [partial(self._evaluate, statements, scope) for scope in scopes]
-            emit_interleaved(self.builder, evaluations)
+            emit_interleaved(self.builder, evaluations, alternate=self.target.interleaves)
         for number, scope in enumerate(scopes):
             for statement in statements:
                 self._effect(run, statement, scope, number)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
+    from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
 
 __all__ = ["LEVELS", "LinkedCode", "TargetSpec", "assembly", "compile_module", "link", "optimized"]
@@ -55,7 +56,7 @@ subexpressions and hoists constants.
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """The processor that code is generated for.
+    """The processor that code is generated for, and the ways of coding that are switched on.
 
     Attributes:
         triple: LLVM's name of architecture, vendor and system.
@@ -63,6 +64,10 @@ class TargetSpec:
         features: LLVM's comma-separated feature list; part of every cache key.
         vector_bytes: the width of the widest vector register worth using.
         caches: the data caches of a core.
+        interleaves: whether long functions of several vectors alternate between their instructions.
+        reciprocals: whether long rows are divided by one number through its reciprocal.
+        byte_pairs: whether pairs of products of bytes are added in 16 bits, where an instruction
+            does.
     """
 
     triple: str
@@ -70,6 +75,9 @@ class TargetSpec:
     features: str
     vector_bytes: int
     caches: CacheSizes = field(default_factory=CacheSizes)
+    interleaves: bool = True
+    reciprocals: bool = True
+    byte_pairs: bool = True
 
     @staticmethod
     def host() -> TargetSpec:
@@ -100,12 +108,29 @@ class TargetSpec:
         width = _X86_VECTOR_BYTES[level]
         return TargetSpec(host.triple, _X86_CPUS[level], features, width, host.caches)
 
+    @staticmethod
+    def of(options: CompileOptions) -> TargetSpec:
+        """The target of a compile.
+
+        Raises:
+            DeviceUnavailableError: no such level, or this machine cannot run it.
+        """
+        on = options.optimize
+        return replace(
+            TargetSpec.named(options.target, amx=options.amx),
+            interleaves=on and options.interleave,
+            reciprocals=on and options.reciprocal_division,
+            byte_pairs=on and options.byte_pairs,
+        )
+
     @property
     def identity(self) -> str:
         """All that makes code for this target differ from code for another: a cache key."""
         compiler = machine()["compiler"]
         processor = f"{self.triple} {self.cpu} {self.features} {self.vector_bytes}"
-        return f"{processor} caches {self.caches} {compiler}"
+        ways = ("interleaves", "reciprocals", "byte_pairs")
+        without = "".join(f" without {way}" for way in ways if not getattr(self, way))
+        return f"{processor} caches {self.caches}{without} {compiler}"
 
     @property
     def has_half_conversions(self) -> bool:
@@ -124,7 +149,7 @@ class TargetSpec:
     @property
     def has_byte_pairs(self) -> bool:
         """Whether one instruction adds two products of bytes in 16 bits (AVX2, without AVX-512)."""
-        return self.triple.startswith("x86") and self.vector_bytes == 32
+        return self.byte_pairs and self.triple.startswith("x86") and self.vector_bytes == 32
 
     @property
     def has_byte_look_up(self) -> bool:

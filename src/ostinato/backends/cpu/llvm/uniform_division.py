@@ -10,11 +10,13 @@ processor, 1990). That holds where quotients and remainders are normal; others a
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from llvmlite import ir
 
 from ostinato.backends.cpu.llvm.types import I1, I32, call_intrinsic, vector_of
 
-__all__ = ["divide_by_one"]
+__all__ = ["UniformDivisor"]
 
 _FLOAT = ir.FloatType()
 
@@ -25,29 +27,43 @@ _DIVIDENDS, _DIVISORS = 100, 26
 _SIGN, _BIAS, _FRACTION = 1 << 31, 127, 23
 
 
-def divide_by_one(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """``x / y`` of a vector of float32 and a float32, correctly rounded.
+class UniformDivisor:
+    """A float32 that vectors of so many lanes are divided by.
 
-    Adds basic blocks. The processor must have fused multiply-adds.
+    What does not depend on a dividend is emitted once, behind ``y``: before the loop that divides.
+
+    Args:
+        builder: of the function; its processor must have fused multiply-adds.
+        y: the divisor.
+        lanes: of a dividend.
     """
-    b, lanes = builder, x.type.count
-    reciprocal = b.fdiv(_FLOAT(1.0), y)
-    divisors, factors = (_repeated(b, value, lanes) for value in (y, reciprocal))
-    # Divisors out of range leave no dividend in range.
-    width = b.select(_within(b, y, _DIVISORS), I32(_span(_DIVIDENDS)), I32(0))
-    usual = b.icmp_unsigned("<", _offset(b, x, _DIVIDENDS), _repeated(b, width, lanes))
-    all_usual = call_intrinsic(b, f"llvm.vector.reduce.and.v{lanes}i1", I1, [usual])
-    with b.if_else(all_usual, likely=True) as (then, otherwise):
-        with then:
-            corrected = _corrected(b, x, divisors, factors)
-            by_reciprocal = b.block
-        with otherwise:
-            divided = b.fdiv(x, divisors)
-            by_division = b.block
-    quotient = b.phi(x.type)
-    quotient.add_incoming(corrected, by_reciprocal)
-    quotient.add_incoming(divided, by_division)
-    return quotient
+
+    def __init__(self, builder: ir.IRBuilder, y: ir.Value, lanes: int) -> None:
+        self.builder = b = builder
+        made_by = y if isinstance(y, ir.Instruction) else None
+        with nullcontext() if made_by is None else b.goto_block(made_by.parent):
+            reciprocal = b.fdiv(_FLOAT(1.0), y)
+            self._divisors, self._factors = (_repeated(b, v, lanes) for v in (y, reciprocal))
+            # Divisors out of range leave no dividend in range.
+            width = b.select(_within(b, y, _DIVISORS), I32(_span(_DIVIDENDS)), I32(0))
+            self._width = _repeated(b, width, lanes)
+
+    def quotient(self, x: ir.Value) -> ir.Value:
+        """``x / y``, correctly rounded; adds basic blocks."""
+        b, lanes = self.builder, x.type.count
+        usual = b.icmp_unsigned("<", _offset(b, x, _DIVIDENDS), self._width)
+        all_usual = call_intrinsic(b, f"llvm.vector.reduce.and.v{lanes}i1", I1, [usual])
+        with b.if_else(all_usual, likely=True) as (then, otherwise):
+            with then:
+                corrected = _corrected(b, x, self._divisors, self._factors)
+                by_reciprocal = b.block
+            with otherwise:
+                divided = b.fdiv(x, self._divisors)
+                by_division = b.block
+        quotient = b.phi(x.type)
+        quotient.add_incoming(corrected, by_reciprocal)
+        quotient.add_incoming(divided, by_division)
+        return quotient
 
 
 def _corrected(b: ir.IRBuilder, x: ir.Value, y: ir.Value, reciprocal: ir.Value) -> ir.Value:

@@ -243,6 +243,12 @@ class Gemm(CpuKernel):
         form = self.b_format
         return self.panel if form is None else form.strip or self.panel
 
+    @property
+    def narrow_strips(self) -> bool:
+        """Whether panels are in strips narrower than a cache line."""
+        narrow = self.strip * self.b_dtype.itemsize < self.caches.line
+        return self.strip < self.panel and narrow
+
     @cached_property
     def panel_size(self) -> Dim:
         """Elements in memory of one panel."""
@@ -333,6 +339,8 @@ class Gemm(CpuKernel):
             return None
         if self.scales is not None:
             return None  # half bytes take so long to compute that the hardware keeps up
+        if self.narrow_strips and (few or rows <= self.rows):
+            return None  # the hardware runs ahead of each strip, far enough for one tile
         return None if fits_cache(self.panels_bytes, self.caches) else fetch
 
     @property

@@ -30,7 +30,7 @@ from ostinato.lower.loopir.nodes import (
     Stage,
     Store,
 )
-from ostinato.lower.loopir.views import linear_index, unravel
+from ostinato.lower.loopir.views import VIEWS, linear_index, unravel
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.matmul_spec import MatmulSpec, row_spec
 from ostinato.ops.packed.formats import FORMATS, BlockFormat
@@ -53,11 +53,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNK",
     "MINIMA_SHIFT",
+    "ROWS_OF_PAIRS",
     "BlockPanels",
     "Octet",
     "PackedBlockMatmul",
     "PanelPacking",
     "packed_block_matmul",
+    "pairs_in_16_bits",
 ]
 
 #: Reads a byte of a block: see :class:`PanelPacking`.
@@ -70,12 +72,10 @@ of a group."""
 MINIMA_SHIFT = 4
 """The position of the integer by which a minimum counts, where it shares a byte with a factor."""
 
-_MOST_ROWS, _MOST_VECTORS = 8, 4
+ROWS_OF_PAIRS = 4
+"""Rows whose sums registers hold at once, with products in pairs; a tile has twice as many."""
 
-_MOST_ROWS_OF_PAIRS = 4
-"""With products in pairs: five rows would fit, but steps of decoders often have eight, which take
-0.8 to 0.85 times as long by four and four as by five and three (Q4_K, Q6_K, Q8_0 on Zen 3); 64 take
-as long either way."""
+_MOST_ROWS, _MOST_VECTORS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,11 @@ class BlockPanels(PanelFormat):
         """Bytes of a column of a block."""
         return self.first_chunk + self.chunks * self.chunk_bytes
 
+    @property
+    def fitting_pairs(self) -> int:
+        """The number of pairs of products whose sum surely fits 16 bits; codes are unsigned."""
+        return pairs_in_16_bits(self.form)
+
     def size(self, depth: Dim, panel: int) -> Dim:
         """Bytes of a panel."""
         return self.blocks(depth) * (self.column_bytes * panel)
@@ -183,25 +188,31 @@ class PackedBlockMatmul(RowMatmul):
     Attributes:
         form: of the weights.
         scales: the rows of the left operand's scales; ``sums``, those of its sums.
+        negatable: whether no integer of the left operand is -128, whose opposite has more bits.
     """
 
     form: BlockFormat
     scales: RowMatmul
     sums: RowMatmul
+    negatable: bool = False
+
+    def _in_pairs(self, registers: RegisterFile) -> bool:
+        """Whether products are summed in pairs: one of signed codes takes opposites."""
+        fits = self.negatable or pairs_in_16_bits(self.form) > 0
+        return registers.byte_pairs and not registers.byte_dots and fits
 
     def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
         """Two sums of each element are in registers: of a group in integers, of all in float32.
 
         The time of a tile is that of its products, and of taking apart a row of the panel; to
         repeat an element of a row of ``a`` takes none. With products in pairs, the registers are
-        for the sums of 16 bits; those of float32, which are needed once a group, may find
-        themselves on the stack.
+        for the sums of 16 bits of some rows; the panel is taken apart once for all of them.
         """
-        pairs = registers.byte_pairs and not registers.byte_dots
+        pairs = self._in_pairs(registers)
 
         def fits(rows: int, vectors: int) -> bool:
             if pairs:
-                return rows * vectors + vectors + 3 <= registers.count
+                return min(rows, ROWS_OF_PAIRS) * vectors + vectors + 3 <= registers.count
             return 2 * rows * vectors + 2 * vectors + 4 <= registers.count
 
         def time(rows: int, vectors: int) -> int:
@@ -210,13 +221,13 @@ class PackedBlockMatmul(RowMatmul):
             return 4 * rows * vectors + 10 * vectors + 4
 
         columns = [matmul.spec.n for matmul in (self, *others)]
-        most = _MOST_ROWS_OF_PAIRS if pairs else _MOST_ROWS, _MOST_VECTORS
+        most = _MOST_ROWS, _MOST_VECTORS
         return tile_of_least_time(
             registers, INT32, most, fits, time, self.spec.m, *columns, prefer_wide=True
         )
 
     def panel_format(self, registers: RegisterFile) -> BlockPanels:
-        together = registers.byte_dots or registers.byte_pairs
+        together = registers.byte_dots or self._in_pairs(registers)
         return BlockPanels(UINT8, 4 if together else 2, form=self.form)
 
     @property
@@ -402,7 +413,25 @@ def packed_block_matmul(node: Node) -> PackedBlockMatmul:
     spec = _stack_spec if stacked else _row_spec
     form = FORMATS[node.attrs["format"]]
     scales, sums = (RowMatmul(spec(node, part, w)) for part in (q_scales, q_sums))
-    return PackedBlockMatmul(spec(node, q, w), form, scales, sums)
+    return PackedBlockMatmul(spec(node, q, w), form, scales, sums, _is_negatable(q))
+
+
+def pairs_in_16_bits(form: BlockFormat) -> int:
+    """The number of pairs of products of unsigned codes and bytes whose sum fits 16 bits."""
+    book = form.codebook
+    greatest = (1 << form.codes.bits) - 1 if book is None else max(book) - min(book)
+    return ((1 << 15) - 1) // (2 * 128 * greatest)
+
+
+def _is_negatable(q: Value) -> bool:
+    """Whether no element is -128: they are clipped, as rounding by magnitude does."""
+    while q.node.op.name in VIEWS:
+        q = q.node.inputs[0]
+    node = q.node
+    if node.op.name != "cast" or node.inputs[0].node.op.name != "clip":
+        return False
+    least = node.inputs[0].node.attrs.get("min")
+    return isinstance(least, (int, float)) and least >= -127
 
 
 def _row_spec(node: Node, left: Value, w: Value) -> MatmulSpec:

@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 
-#: Rows of matmuls whose panels may be in strips: one is read as fast as memory gives it, and from
-#: 24 on, arithmetic takes as long. (Emerald Rapids: 1.06 times the time with 1 row, 0.86 with 4,
-#: 0.82 with 8 and with 16, 0.99 with 24.)
-_ROWS_OF_STRIPS = range(2, 17)
-
+#: Rows of matmuls up to which panels may be in strips, by the bytes of an element: from 24 on,
+#: arithmetic takes as long. (Emerald Rapids: 1.06 times the time with 1 row, 0.86 with 4, 0.82 with
+#: 8 and with 16, 0.99 with 24; Zen 3: 0.80, 0.71, 0.83, 1.01. Widened from 16 bits, on Zen 3: 0.69
+#: with 1 row, 0.65 with 2, 1.03 with 4 and with 8; on Emerald Rapids, 1.03 with 2 and 1.09 with 4.)
+_ROWS_OF_STRIPS = {8: 16, 4: 16, 2: 3}
 
 #: Rows up to which panels hold 8-bit floats as they are: for more, widening them takes longer than
 #: reading bfloat16, which all of their numbers are. (Zen 3, times that of float32 with weights in
@@ -211,20 +211,32 @@ class OrderedMatmul(PackedMatmul):
 
     def panel_format(self, registers: RegisterFile) -> PanelFormat | None:
         found = super().panel_format(registers)
-        strip = None if found is not None else self._strip(registers)
-        return found if strip is None else PanelFormat(self.spec.acc, strip=strip)
+        form = found or PanelFormat(self.spec.acc)
+        if not self._in_strips(form, registers):
+            return found
+        return replace(form, strip=registers.vector_bytes // self.spec.acc.itemsize)
 
-    def _strip(self, registers: RegisterFile) -> int | None:
-        """Columns of a strip: as many as fill a line; ``None``: panels are not in strips."""
+    def _in_strips(self, form: PanelFormat, registers: RegisterFile) -> bool:
+        """Whether panels are in strips as wide as a vector, in which memory is read faster.
+
+        Where the number of rows is symbolic, it may be one. Then tiles go over whole panels one by
+        one, and read strips faster however many they are: 8 rows take 0.72 of the time on Zen 3,
+        512 as long.
+        """
         spec, line = self.spec, registers.caches.line
-        if registers.strips is None or not registers.prefetches or spec.m not in _ROWS_OF_STRIPS:
-            return None
-        row_bytes = bounds(spec.n)[1] * spec.acc.itemsize
-        if registers.vector_bytes != line or row_bytes < line or not isinstance(spec.depth, int):
-            return None
-        if fits_cache(spec.depth * row_bytes, registers.caches) or not registers.strips():
-            return None
-        return line // spec.acc.itemsize
+        several = isinstance(spec.m, int) and spec.m > 1 and form.dtype.itemsize > 2
+        faster = registers.strips if several else registers.row_strips
+        most = _ROWS_OF_STRIPS.get(form.dtype.itemsize)
+        if faster is None or most is None or not registers.prefetches or form.depth > 1:
+            return False
+        if isinstance(spec.m, int) and spec.m > most:
+            return False
+        columns = bounds(spec.n)[1]
+        short = 2 * registers.vector_bytes < line or columns * spec.acc.itemsize < line
+        if short or not isinstance(spec.depth, int):
+            return False
+        nbytes = spec.depth * columns * form.dtype.itemsize
+        return not fits_cache(nbytes, registers.caches) and faster()
 
 
 #: Chooses the tile sizes of a matmul, or leaves them to the heuristic.
@@ -283,7 +295,8 @@ def segment_of(
 def _prefetch(registers: RegisterFile, sizes: TileSizes, kernel: Gemm) -> Prefetch | None:
     """The distances of prefetching under these tile sizes; ``None``: there is none."""
     if sizes.prefetch is None:
-        return registers.prefetch_for(extent_of(kernel.m), kernel.panels_bytes)
+        rows, nbytes = extent_of(kernel.m), kernel.panels_bytes
+        return registers.prefetch_for(rows, nbytes, widens=kernel.widens)
     found = registers.prefetch if sizes.prefetch else None
     return None if found is None else replace(found, least_rows=1)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cpu.rules.attention_tiles import (
     BLOCK_KEYS,
@@ -24,6 +24,7 @@ from ostinato.backends.cpu.rules.attention_tiles import (
     values_tile,
 )
 from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.spans import MANY_ROWS, SPAN, SpanMergeKernel, SpanRecords
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
@@ -60,68 +61,14 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
 
-__all__ = [
-    "SPAN",
-    "PagedAttentionKernel",
-    "SpanMergeKernel",
-    "SpanRecords",
-    "lower_paged_attention",
-]
+__all__ = ["PagedAttentionKernel", "lower_paged_attention"]
 
 #: Rows that are stacked at most: many enough that packing a panel of keys costs little next to its
 #: matmuls.
 _BLOCK_ROWS = 64
 
-#: Positions of a span, a multiple of those that are held at a time.
-SPAN: Final = 4 * BLOCK_KEYS
-
-#: Rows from which on runs and key heads are work enough for all threads. Fewer have spans of their
-#: runs computed apart: for each row less, in one item more.
-_MANY_ROWS = 9
-
-#: Bytes before the sums in a record of a span: the shift of its scores, and the total of weights.
-_HEAD_BYTES = 64
-
 #: Work items that share the runs of a tile of rows, as when every row is of another sequence.
 _SHARES = 4
-
-
-@dataclass(frozen=True)
-class SpanRecords:
-    """The memory of what spans of keys come to: for each row, key head, span and query head.
-
-    A record is the shift of the span's scores, the total of their weights, and the sums of values.
-
-    Attributes:
-        argument: the buffer's; ``None``: each item goes over all spans of its runs.
-        shared: key heads.
-        spans: of the longest sequence.
-        group: query heads of a key head.
-        features: of a value, those of whole register tiles.
-        acc: the dtype of all elements.
-    """
-
-    argument: int | None
-    shared: int
-    spans: Dim
-    group: int
-    features: int
-    acc: DType
-
-    @property
-    def head(self) -> int:
-        """Elements before the sums: the shift, the total, and nothing else."""
-        return _HEAD_BYTES // self.acc.itemsize
-
-    @property
-    def size(self) -> int:
-        """Elements of a record."""
-        return self.head + -(-self.features // self.head) * self.head
-
-    @property
-    def shape(self) -> tuple[Dim, ...]:
-        """Of the whole."""
-        return (_MANY_ROWS, self.shared, self.spans, self.group, self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +197,7 @@ class PagedAttentionKernel(CpuKernel):
         """The items that share the spans of a run: one where there are many rows."""
         if self.records is None or self.records.argument is None:
             return 1
-        return maximum(_MANY_ROWS - extent_of(self.row), 1)
+        return maximum(MANY_ROWS - extent_of(self.row), 1)
 
     @property
     def extent(self) -> Dim:
@@ -301,84 +248,6 @@ class PagedAttentionKernel(CpuKernel):
         return self.scratch_layout["end"]
 
 
-@dataclass(frozen=True, eq=False)
-class SpanMergeKernel(CpuKernel):
-    """The kernel that merges the spans of few rows, which items have computed apart.
-
-    Attributes:
-        args: the buffers, in the order of the kernel's ``buffers``.
-        row, shared, member, column: as of :class:`PagedAttentionKernel`.
-        page: the axis of the blocks of a sequence.
-        positions: of a block.
-        position: the number of a ``row``.
-        sink: at ``shared`` and ``member``, a score that counts without a key, if there is one.
-        window: see the op ``attention``.
-        store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
-        records: of the spans.
-        lanes: of a vector, at most.
-        variables: the graph's Variables in the order of ``vars``.
-    """
-
-    args: tuple[Arg, ...]
-    row: Symbol
-    shared: Symbol
-    member: Symbol
-    column: Symbol
-    page: Symbol
-    positions: int
-    position: Scalar
-    sink: Scalar | None
-    window: int | None
-    store: Store
-    records: SpanRecords
-    lanes: int
-    variables: tuple[Symbol, ...] = ()
-
-    renderer: ClassVar[str] = "span_merge"
-
-    def describe(self, text: KernelText) -> None:
-        text.line(0, "merge of spans")
-        text.head(self.args)
-        for name in ("row", "shared", "member", "column", "page"):
-            text.line(1, f"{name} {text.axis(getattr(self, name))}")
-        records = self.records
-        text.line(1, f"spans of {SPAN} of {text.dim(records.spans)}, apart in b{records.argument}")
-        text.line(1, f"blocks of {self.positions}, window={self.window}, lanes={self.lanes}")
-        text.named("position", [self.position])
-        if self.sink is not None:
-            text.named("sink", [self.sink])
-        text.statement(self.store)
-
-    @property
-    def operands(self) -> tuple[Scalar, ...]:
-        """The elements that it reads."""
-        return (self.position, *([] if self.sink is None else [self.sink]))
-
-    def accesses(self) -> Iterator[Access]:
-        yield from accesses_of_scalars(self.operands)
-        yield from accesses_of_statements((self.store,))
-        assert self.records.argument is not None
-        element = axis("record.element", prod(self.records.shape))
-        yield Access(self.records.argument, element, writes=False)
-
-    @property
-    def items(self) -> tuple[Dim, int]:
-        """Rows, none where there are many, and key heads."""
-        rows = extent_of(self.row)
-        few = maximum(_MANY_ROWS - 1 - rows, 0) * _MANY_ROWS
-        return minimum(rows, few), max_extent(self.shared)
-
-    @property
-    def extent(self) -> Dim:
-        """The parallel range."""
-        return prod(self.items)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of scratch that the kernel needs: a record."""
-        return self.records.size * self.records.acc.itemsize
-
-
 def _tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
     """The tile sizes of a ``paged_attention`` node's matmuls."""
     q, keys, values = node.inputs[:3]
@@ -415,7 +284,7 @@ def lower_paged_attention(
         lowering.call(region, build, kernel, outputs)
         return
     buffer = LoweredBuffer(TensorType(records.acc, records.shape), Role.TEMP, f"{root.label}.spans")
-    few = bounds(root.inputs[0].shape[0])[0] < _MANY_ROWS - 1
+    few = bounds(root.inputs[0].shape[0])[0] < MANY_ROWS - 1
     apart = replace(records, argument=build.argument(buffer, writes=True)) if few else records
     kernel = _kernel(build, root, registers, lowering.variables, outputs, apart)
     lowering.call(region, build, kernel, outputs)

@@ -38,6 +38,15 @@ _NARROW_SUMS = 4
 """Vectors of sums that one row of a tile has at least: one row of 10 columns by 256 takes 0.39
 instead of 0.23 µs with one vector (Zen 4, AVX-512), rows of 64 columns and more take the same."""
 
+_FUSED_BYTES = 32
+"""Bytes of vectors from which on x86 adds products of floats by the instruction that multiplies:
+they take no register."""
+
+_FULL_ROWS = 16
+"""Rows of a matmul up to which all registers are taken, four rows by three vectors of 16: 4 rows of
+weights from memory take 0.95 of the time of tiles of two vectors on Zen 3. With many rows, whose
+weights come from caches, these are 1.02 times as fast."""
+
 _MAX_VECTORS, _MAX_VECTORS_OF_32 = 4, 5
 """Vectors of a panel's row at most: with fewer than 32 registers, and with 32.
 
@@ -62,6 +71,7 @@ class RegisterFile:
         slow_memory: finds whether memory is slow next to arithmetic; asked when a choice between
             more bytes and more arithmetic depends on it.
         strips: finds whether panels in strips are read faster from memory; asked likewise.
+        row_strips: the same for a single row.
         bfloat16_dots: finds whether matmuls of bfloat16 are to be dot products of pairs; asked when
             there are such matmuls. ``None``: they are not.
         amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
@@ -79,24 +89,27 @@ class RegisterFile:
     few_rows_prefetch: Callable[[], bool] | None = None
     slow_memory: Callable[[], bool] | None = None
     strips: Callable[[], bool] | None = None
+    row_strips: Callable[[], bool] | None = None
 
     @property
     def prefetch(self) -> Prefetch | None:
         """The distances of prefetching; ``None``: there is none."""
         return Prefetch(self.caches, self.vector_bytes) if self.prefetches else None
 
-    def prefetch_for(self, rows: Dim, nbytes: int) -> Prefetch | None:
+    def prefetch_for(self, rows: Dim, nbytes: int, *, widens: bool = False) -> Prefetch | None:
         """The same for a matmul.
 
         Args:
             rows: of the matmul.
             nbytes: of its panels, at most.
+            widens: whether tiles widen 16-bit floats.
         """
         found = self.prefetch
         if found is None or self.few_rows_prefetch is None:
             return found
         most = bounds(rows)[1]
-        few = FEW_ROWS <= most < found.least_rows or (not isinstance(rows, int) and most > 1)
+        least = 1 if widens else FEW_ROWS
+        few = least <= most < found.least_rows or (not isinstance(rows, int) and most > 1)
         if few and not fits_cache(nbytes, self.caches) and self.few_rows_prefetch():
             return replace(found, least_rows=FEW_ROWS)
         return found
@@ -165,15 +178,22 @@ def tile_choices(
     lanes = max(1, vector_bytes // acc.itemsize)
     most_m, widths = bounds(m)[1], [bounds(columns)[1] for columns in n]
     most_n = max(widths)
+    fused = acc.is_float and vector_bytes >= _FUSED_BYTES
+    temporaries = 1 if fused and most_m <= _FULL_ROWS else 2
+
+    def most_rows(vectors: int) -> int:
+        fitting = (registers - vectors - temporaries) // (vectors * chains)
+        return max(1, min(_MAX_ROWS, fitting))
+
     if most_n < lanes:
         panel = 1 << max(0, most_n - 1).bit_length()
-        most = _most_rows(registers, 1, chains)
+        most = most_rows(1)
         return [(_even_rows(m, most), panel)]
     widest = _MAX_VECTORS if registers < 32 else _MAX_VECTORS_OF_32
     shapes = [
         (rows, vectors)
         for vectors in range(1, widest + 1)
-        for rows in _row_choices(most_m, _most_rows(registers, vectors, chains))
+        for rows in _row_choices(most_m, most_rows(vectors))
     ]
     sizes = [
         (rows, -(-columns // lanes), each)
@@ -258,11 +278,6 @@ def _cost(shape: tuple[int, int], size: tuple[int, int], m: Dim, n: Dim) -> int:
         time = full * _tile_time(rows, vectors) + (_tile_time(rest, vectors) if rest else 0)
     packing = 0 if isinstance(n, int) else 2 * vectors
     return panels * (time + packing)
-
-
-def _most_rows(registers: int, vectors: int, chains: int) -> int:
-    """Rows whose sums fit in registers along with a panel row and two temporaries."""
-    return max(1, min(_MAX_ROWS, (registers - vectors - 2) // (vectors * chains)))
 
 
 def _even_rows(m: Dim, most: int) -> int:
