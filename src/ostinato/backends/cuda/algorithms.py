@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadyProduct", "ready_product"]
 
-#: Algorithms that are timed, and launches of each that count.
-_CANDIDATES, _LAUNCHES = 6, 5
+#: Algorithms that are timed, of each kind, and launches of each that count.
+_CANDIDATES, _LAUNCHES = 8, 5
 
 #: Bytes that are written before each launch, so that no cache has the operands: weights are read
-#: once in a run.
+#: once in a run. The right operand is read behind that: what it has was often just computed.
 _FLUSHED = 96 << 20
 
 #: The highest byte of the numbers that operands hold, but for the sign: they are of modest size.
@@ -77,7 +77,7 @@ def ready_product(gpu: Gpu, product: Product) -> ReadyProduct:
         )
     if len(known) == 1:
         return ReadyProduct(multiplication, known[0])
-    text = f"algorithm of {product!r}"
+    text = f"algorithm and workspace for an operand in the cache of {product!r}"
     key = object_key(text, f"{gpu.properties.name} {gpu.target.identity} {library.identity}")
     try:
         found = process_cache().get_or_build(
@@ -115,7 +115,7 @@ def _fastest(
             for start in range(0, nbytes, _RANDOM):
                 part = min(_RANDOM, nbytes - start)
                 driver.copy(address + start, numbers.ctypes.data, part, stream.handle)
-        timed = _Timed(driver, multiplication, addresses, stream.handle)
+        timed = _Timed(driver, multiplication, addresses, sizes[1], stream.handle)
         try:
             return min(algorithms, key=timed.seconds)
         finally:
@@ -133,11 +133,17 @@ class _Timed:
     """The times of a product's algorithms, on memory that was filled."""
 
     def __init__(
-        self, driver: Driver, multiplication: Multiplication, addresses: Sequence[int], stream: int
+        self,
+        driver: Driver,
+        multiplication: Multiplication,
+        addresses: Sequence[int],
+        right_bytes: int,
+        stream: int,
     ) -> None:
         self._driver = driver
         self._multiplication = multiplication
         self._arguments, self._flushed = addresses[:-1], addresses[-1]
+        self._right, self._right_bytes = addresses[1], min(right_bytes, _FLUSHED)
         self._stream = stream
 
     def seconds(self, algorithm: bytes) -> float:
@@ -153,6 +159,7 @@ class _Timed:
         try:
             for start, end in zip(events[::2], events[1::2], strict=True):
                 driver.fill(self._flushed, 0, _FLUSHED, stream)
+                driver.copy(self._flushed, self._right, self._right_bytes, stream)
                 driver.record(start, stream)
                 self._multiplication.launch(algorithm, self._arguments, stream)
                 driver.record(end, stream)

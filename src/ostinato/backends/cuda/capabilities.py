@@ -63,5 +63,7 @@ def lowering_options(
         exchange=options.segment_exchange,
         segment_experts=options.segment_experts,
         one_block=options.single_block_segments,
+        layers=options.segment_layers,
+        join=options.joint_parts,
         library=library if on and has_products and options.library_products else None,
     )

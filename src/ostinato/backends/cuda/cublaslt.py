@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CublasLt", "find_library"]
 
-#: Bytes of the library's description of an algorithm.
-_ALGORITHM_BYTES = 64
+#: Bytes of the library's description of an algorithm, and of a size of memory.
+_ALGORITHM_BYTES, _SIZE_BYTES = 64, 8
 
 #: ``cudaDataType``.
 _DATA_TYPES = {
@@ -268,10 +268,21 @@ class CublasLtMultiplication:
         return layout
 
     def algorithms(self, most: int) -> list[bytes]:
+        """See :class:`~ostinato.backends.cuda.product.Multiplication`.
+
+        Each is the library's description, and behind it the bytes of workspace that it needs: the
+        library clears what it is given beyond that, too. Algorithms without one are guessed apart.
+        """
+        workspaces = {self._product.workspace: None} | ({0: None} if most > 1 else {})
+        found = [entry for workspace in workspaces for entry in self._guessed(most, workspace)]
+        return list(dict.fromkeys(found))
+
+    def _guessed(self, most: int, workspace: int) -> list[bytes]:
+        """The algorithms that the library puts first, with so many bytes of workspace at most."""
         library, product = self._library, self._product
         matrices = (product.a, product.b, product.d, product.d)
         wanted: list[tuple[int, Any]] = [
-            (_MOST_WORKSPACE, ctypes.c_uint64(product.workspace)),
+            (_MOST_WORKSPACE, ctypes.c_uint64(workspace)),
             (_REDUCTIONS, ctypes.c_uint32(_IN_COMPUTE_TYPE)),
             *zip(_ALIGNMENTS, (ctypes.c_uint32(m.alignment) for m in matrices), strict=True),
         ]
@@ -283,7 +294,11 @@ class CublasLtMultiplication:
             found = library.heuristics(most, self._description, *layouts, preference)
         finally:
             library.call("cublasLtMatmulPreferenceDestroy", preference)
-        return [bytes(entry.algorithm) for entry in found if entry.workspace <= product.workspace]
+        return [
+            bytes(entry.algorithm) + int(entry.workspace).to_bytes(_SIZE_BYTES, "little")
+            for entry in found
+            if entry.workspace <= workspace
+        ]
 
     def _set_bias(self, address: int) -> None:
         """Set the address of the bias, which is part of the description."""
@@ -303,6 +318,7 @@ class CublasLtMultiplication:
         if self._product.scales:
             self._set_scales(addresses[-2:])
         chosen = (ctypes.c_uint64 * (_ALGORITHM_BYTES // 8)).from_buffer_copy(algorithm)
+        needed = int.from_bytes(algorithm[_ALGORITHM_BYTES:], "little")
         self._library.matmul(
             self._description,
             ctypes.byref(self._one),
@@ -317,6 +333,6 @@ class CublasLtMultiplication:
             self._d,
             chosen,
             workspace,
-            ctypes.c_size_t(self._product.workspace),
+            ctypes.c_size_t(needed),
             ctypes.c_void_p(stream),
         )

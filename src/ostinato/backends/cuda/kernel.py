@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 from ostinato.backends.cuda.abi import Launch, is_guarded
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.kernel import Kernel
+from ostinato.lower.loopir.sharing import with_shared_scalars
 from ostinato.lower.loopir.text import digest
 from ostinato.lower.rules.gpu_nest import GpuLoopNest
 from ostinato.lower.rules.sizes import SizeStep
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.render import mapping, nests, sizes
@@ -74,7 +75,8 @@ class CudaLoopNest(GpuLoopNest, CudaKernel):
     @staticmethod
     def of(nest: LoopNest) -> CudaLoopNest:
         """``nest`` as a GPU runs it."""
-        return CudaLoopNest.with_groups(nest, mapping.scratch_groups(nest))
+        shared = replace(nest, stages=with_shared_scalars(nest.stages))
+        return CudaLoopNest.with_groups(shared, mapping.scratch_groups(shared))
 
     @property
     def scratch_bytes(self) -> int:

@@ -32,6 +32,7 @@ class CudaTarget:
         tiled_transposes: whether elements that change places go by way of shared memory.
         warp_groups: whether tensor cores multiply for groups of four warps, where the GPU can.
         fragments: whether tensor cores multiply the keys of a few rows in parts of segments.
+        divided_features: whether the warps of such a part divide the features where keys are few.
         kept_rows: whether threads keep rows in registers between the stages of a loop nest.
     """
 
@@ -45,6 +46,7 @@ class CudaTarget:
     tiled_transposes: bool = True
     warp_groups: bool = True
     fragments: bool = True
+    divided_features: bool = True
     kept_rows: bool = True
 
     @staticmethod
@@ -85,8 +87,8 @@ class CudaTarget:
         return (
             f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
             f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
-            f"{self.tiled_transposes} {self.warp_groups} {self.fragments} {self.kept_rows} "
-            f"{self.block}"
+            f"{self.tiled_transposes} {self.warp_groups} {self.fragments} "
+            f"{self.divided_features} {self.kept_rows} {self.block}"
         )
 
 

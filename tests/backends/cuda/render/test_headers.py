@@ -182,6 +182,14 @@ def test_functions_of_float32_are_accurate() -> None:
         assert error.max() <= allowed, f"{name}({x[error.argmax()]}): {error.max()} units off"
 
 
+def test_the_short_normal_cdf_is_accurate_enough_for_16_bits() -> None:
+    x = np.random.default_rng(11).uniform(-13.0, 6.0, 4_000).astype(np.float32)
+    found = run({"k": ("ost::short_normal_cdf(x0)", FLOAT32)}, (FLOAT32, x))["k"]
+    exact = _exact("normal_cdf", x.astype(np.float64))
+    error = np.abs(found - exact) / exact
+    assert error.max() <= 2e-5, f"{x[error.argmax()]}: {error.max()}"
+
+
 def _exact(name: str, x: Array) -> Array:
     if name == "normal_cdf":
         return np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.rules.attention import Attention
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.plan.prepared import KernelCall
@@ -49,6 +50,7 @@ FRAGMENTS = {
     "two halves of rows": (1, 12, 1, 1, 150, 32, 64),
     "queries": (1, 4, 2, 3, 140, 64, 32),
     "many keys": (1, 3, 1, 1, 700, 96, 128),
+    "many keys of many heads": (13, 5, 5, 1, 261, 32, 32),
     "keys of none": (1, 2, 2, 5, 0, 32, 32),
 }
 
@@ -117,7 +119,7 @@ def test_options_of_lanes(session: ost.Session, option: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "option"),
     [
-        pytest.param(shape, dtype, option, marks=[] if (i + j) % 6 == 0 else [pytest.mark.slow])
+        pytest.param(shape, dtype, option, marks=[] if (i + j) % 7 == 0 else [pytest.mark.slow])
         for i, shape in enumerate(FRAGMENTS)
         for j, option in enumerate(OPTIONS)
         for dtype in (["float16", "bfloat16"][j % 2],)
@@ -129,7 +131,10 @@ def test_fragments(segments: ost.Session, shape: str, dtype: str, option: str) -
     kernels = [call.kernel.kernel for call in calls]
     target = CudaTarget.of_arch("sm_90")
     (segment,) = [kernel for kernel in kernels if isinstance(kernel, Segment)]
+    divided = shape != "many keys of many heads"
     assert "multiply_tiles" in segment.source(target)
+    assert ("transposed(" in segment.source(target)) is divided
+    assert "transposed(" not in segment.source(replace(target, divided_features=False))
     assert "multiply_tiles" not in segment.source(replace(target, fragments=False))
 
 
@@ -141,3 +146,46 @@ def test_a_query_that_attends_to_nothing_gives_zeros(session: ost.Session) -> No
     ones = np.ones((1, 1, 70, 16), np.float16)
     (result,) = session.compile(g).run({"q": ones[:, :, :20], "k": ones})
     assert not np.asarray(result).any()
+
+
+def attention_sources(session: ost.Session, graph: ost.Graph, target: CudaTarget) -> list[str]:
+    """CUDA C++ of the attention of a graph."""
+    calls = [op for op in session.compile(graph).plan.prepared_ops if isinstance(op, KernelCall)]
+    kernels = [call.kernel.kernel for call in calls]
+    return [kernel.source(target) for kernel in kernels if isinstance(kernel, Attention)]
+
+
+@pytest.fixture
+def undivided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are not divided into parts, however few rows there are."""
+    monkeypatch.setattr("ostinato.backends.cuda.rules.attention._splits", lambda root: 1)
+
+
+@pytest.mark.usefixtures("undivided")
+@pytest.mark.parametrize("shape", ["groups of warps", "groups of wide heads"])
+def test_groups_of_warps_can_be_switched_off(session: ost.Session, shape: str) -> None:
+    graph, target = check(session, shape, "float16", causal=True), CudaTarget.of_arch("sm_90")
+    (source,) = attention_sources(session, graph, target)
+    assert "multiply_group" in source
+    (source,) = attention_sources(session, graph, replace(target, warp_groups=False))
+    assert "multiply_tiles" in source
+    assert "multiply_group" not in source
+
+
+@pytest.mark.usefixtures("undivided")
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 70])
+def test_rows_have_the_same_bits_in_chunks(session: ost.Session, window: int | None) -> None:
+    random = np.random.default_rng(5)
+    q, k, v = (random.standard_normal((1, 1, 170, 64)).astype(np.float16) for _ in range(3))
+    results = []
+    for first, last in ((0, 170), (130, 170)):
+        g = ost.Graph("chunk")
+        rows, keys = q[:, :, first:last], (k[:, :, :last], v[:, :, :last])
+        arrays = {name: x.copy() for name, x in zip("qkv", (rows, *keys), strict=True)}
+        given = [g.input(name, x.shape, "float16") for name, x in arrays.items()]
+        g.set_outputs([g.attention(*given, causal=True, window=window)])
+        found = np.zeros_like(q)
+        found[:, :, first:last] = np.asarray(session.compile(g).run(arrays)[0])
+        results.append(found)
+    whole, chunk = results
+    np.testing.assert_array_equal(whole[:, :, 130:], chunk[:, :, 130:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
+from ostinato.backends.device import Device
 from ostinato.dtypes import DType
 from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
+from tests.devices.cuda_emulation.backend import CudaSegmentsBackend
 from tests.devices.registered import open_session
 from tests.pairwise import pairwise
 
@@ -100,8 +103,8 @@ def test_a_decoding_step_is_one_kernel(
     barriers = segment.parts[-1].level
     assert barriers == 1 if exchange else barriers > config.layers * 8
     shared = [part.kernel for part in segment.parts if part.shares_of is not None]
-    # What is received, rope of queries and of keys, the rows of two states, and attention itself.
-    assert len(shared) == (6 * config.layers if exchange and key_heads > 1 else 0)
+    # What is received, rope of queries and of keys and the rows of two states are one part.
+    assert len(shared) == (2 * config.layers if exchange and key_heads > 1 else 0)
     if exchange and key_heads > 1:  # the rows of cosines and sines are copied once
         alone = [p for p in segment.parts if p.everywhere and p.shares_of is None]
         assert sum(isinstance(p.kernel, CudaLoopNest) and len(p.arguments) == 2 for p in alone) == 2
@@ -152,7 +155,7 @@ def test_several_sequences_share_the_work_before_attention(
     attended = [i for i, p in enumerate(segment.parts) if isinstance(p.kernel, AttentionKernel)]
     for place in attended:  # each block runs them for its items, one behind the other
         own = [i for i, part in enumerate(segment.parts) if part.shares_of == place]
-        assert own == list(range(place - 3, place + 1))
+        assert own == [place - 1, place]  # queries, and the rows of two states, as one
         assert segment.parts[place].level == segment.parts[own[0] - 1].level
     compile_text(segment.source(CudaTarget.of_arch("sm_90")), "sm_90")
     for place in range(5):
@@ -578,3 +581,49 @@ def test_values_are_received_in_front_of_their_first_reader(session: ost.Session
     total = g.sum(column, axis=1, keepdims=True)
     g.set_outputs([g.add(g.add(column, column), total), g.gelu(share), g.add(placed, gate)])
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "exchange"), [(3, 1, False), (4, 2, True)])
+def test_layers_are_a_loop_over_their_code(
+    session: ost.Session, heads: int, key_heads: int, exchange: bool
+) -> None:
+    config = decoder_step.Config(
+        vocabulary=40,
+        width=32,
+        layers=4,
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=16,
+        hidden=48,
+        length=32,
+    )
+    graph = decoder_step.decoder_graph(config, decoder_step.random_weights(config))
+    steps = []
+    for layers in (True, False):
+        options = ost.CompileOptions(segment_exchange=exchange, segment_layers=layers)
+        steps.append(session.compile(graph, options=options))
+        (segment,) = segments_of(steps[-1])
+        text = segment.source(CudaTarget.of_arch("sm_90"))
+        assert ("layer < " in text) is layers
+    token = 1
+    for position in range(3):
+        values = {"token": token, "position": position, "kv_len": position + 1}
+        found, wanted = (step.run({}, variables=values)[0] for step in steps)
+        np.testing.assert_array_equal(found, wanted)
+        token = int(found[0])
+
+
+def test_parts_of_layers_are_not_run_by_records() -> None:
+    config = decoder_step.Config(layers=6, width=512, hidden=512, heads=8, head_dim=64)
+    graph = decoder_step.decoder_graph(config, decoder_step.random_weights(config))
+    lowered = CudaSegmentsBackend(Device("CUDA")).lower(graph, ost.CompileOptions())
+    (kernel,) = (call.kernel for call in lowered.program.calls)
+    assert isinstance(kernel, Segment)
+    text = kernel.source(CudaTarget.of_arch("sm_90"))
+    assert "layer < 6" in text
+    loop = text.split("layer < 6")[1].split("records + i *")[0]
+    called = re.compile(r"segment_[0-9a-f]+_\d+(?=\()")
+    parts = text.split("switch (")[-1]
+    in_layers, by_record = (set(called.findall(code)) for code in (loop, parts))
+    assert len(in_layers - by_record) > len(in_layers & by_record)  # those on other blocks
+    assert not re.search(r"\brecord\[", loop)

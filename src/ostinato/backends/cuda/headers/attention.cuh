@@ -2,6 +2,7 @@
 #pragma once
 #include "arithmetic.cuh"
 #include "math.cuh"
+#include "packets.cuh"
 #include "products.cuh"
 
 namespace ost {
@@ -73,5 +74,53 @@ struct contribution {
         return first;
     }
 };
+
+// The sum of a feature over what groups of a block's warps have of a row's keys, with the greatest
+// score and the total of the weights: a group's part has its sums, its greatest score, its total.
+// Weights are powers of 2 of `scale` times a score.
+template <int Features, int Groups, int Rows, int Width>
+inline float sum_of_groups(
+    const float (&parts)[Groups][Rows][Width], int row, int feature, float scale, float& most,
+    float& whole
+) {
+    most = parts[0][row][Features];
+#pragma unroll
+    for (int i = 1; i < Groups; i++) most = ost::maximum(most, parts[i][row][Features]);
+    float total = 0;
+    whole = 0;
+#pragma unroll
+    for (int i = 0; i < Groups; i++) {
+        const float own = parts[i][row][Features];
+        const float weight = own == most ? 1 : exp2_of_score((own - most) * scale);
+        total = add_product(weight, parts[i][row][feature], total);
+        whole = add_product(weight, parts[i][row][Features + 1], whole);
+    }
+    return total;
+}
+
+// A feature of a row's result, of what parts of the keys contribute to it: `parts` has the sums of
+// each, then its greatest score and its total. Called by whole warps, whose lanes have a feature
+// each, and each the weight of a part.
+template <int Parts, int Features, class T, class Memory>
+inline T mean_of_parts(Memory parts, int feature) {
+    static_assert(Parts <= 32, "a lane for each part");
+    constexpr int each = Features + 2;
+    const int lane = threadIdx.x % 32, own = min(lane, Parts - 1) * each + Features;
+    T found[Parts], pair[2];
+    load_apart<each>(found, pair, parts + feature, parts + own);
+    const T greatest = lane < Parts ? pair[0] : number<T>::least();
+    T most = greatest;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+        most = ost::maximum(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+    const T weight = greatest == most ? T(1) : ost::exp(greatest - most);
+    T total = lane < Parts ? weight * pair[1] : T(0), sum = 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
+#pragma unroll
+    for (int i = 0; i < Parts; i++)
+        sum = add_product(__shfl_sync(0xFFFFFFFFu, weight, i), found[i], sum);
+    return sum / (total == 0 ? T(1) : total);
+}
 
 }  // namespace ost

@@ -12,7 +12,13 @@ template <class To, class From>
 inline To to_integer(From x) {
     if (!number<From>::is_float) return (To)x;
 #ifdef __CUDA_ARCH__
-    // The conversion does all that, to 32 bits.
+    // The conversion does all that, to 8 bits and to 32.
+    if constexpr (sizeof(From) == 4 && sizeof(To) == 1) {
+        int found;
+        if constexpr (number<To>::is_signed) asm("cvt.rzi.s8.f32 %0, %1;" : "=r"(found) : "f"((float)x));
+        else asm("cvt.rzi.u8.f32 %0, %1;" : "=r"(found) : "f"((float)x));
+        return (To)found;
+    }
     if constexpr (sizeof(From) == 4 && (sizeof(To) < 4 || (sizeof(To) == 4 && number<To>::is_signed))) {
         int found;
         asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(found) : "f"((float)x));

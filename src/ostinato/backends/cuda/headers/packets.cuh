@@ -242,6 +242,39 @@ inline void load_row(pack<T, Count> (&row)[Packs], received<T> from, int first, 
         if (keeps && first + i * Step < Extent) row[i].store(from.held + i * Step);
 }
 
+// Elements that are so many apart, and two neighbours, once all of them are there: they are on their
+// way together.
+template <int Step, class T, int Count>
+inline void load_apart(T (&found)[Count], T (&pair)[2], const T* first, const T* both) {
+#pragma unroll
+    for (int i = 0; i < Count; i++) found[i] = first[i * Step];
+#pragma unroll
+    for (int i = 0; i < 2; i++) pair[i] = both[i];
+}
+template <int Step, class T, int Count>
+inline void load_apart(T (&found)[Count], T (&pair)[2], inbox<T> first, inbox<T> both) {
+    using bits = packet_bits<T>;
+    const bits *const elements = (const bits*)first.packets, *const others = (const bits*)both.packets;
+    bits packets[Count + 2];
+    unsigned polls = 0;
+    bool complete;
+    const waiting timed(&waits::values);
+#pragma unroll 1
+    do {
+        complete = true;
+#pragma unroll
+        for (int i = 0; i < Count + 2; i++)
+            packets[i] = load_packets(i < Count ? elements + i * Step : others + (i - Count));
+#pragma unroll
+        for (int i = 0; i < Count + 2; i++) complete &= are_there<T>(packets[i]);
+        if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+    } while (!complete);
+#pragma unroll
+    for (int i = 0; i < Count; i++) found[i] = bits_as<T>(packets[i]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) pair[i] = bits_as<T>(packets[Count + i]);
+}
+
 // Empties units of two bytes, of which there are a multiple of eight.
 inline void clear_packets(unsigned short* packets, int count, place own, place all) {
     const vector<unsigned, 4> none = {~0u, ~0u, ~0u, ~0u};

@@ -133,6 +133,33 @@ inline void copy_async(void* shared, const void* source, bool inside) {
 #endif
 }
 
+// The same for threads that wait at a phased barrier for it.
+inline void copy_ahead(void* shared, const void* source, bool inside) {
+#ifdef __CUDA_ARCH__
+    copy_async(shared, source, inside);
+#else
+    const vector<unsigned, 4> none = {};
+    __pipeline_memcpy_async(shared, inside ? source : &none, 16);
+#endif
+}
+
+// Transposes four by four values, one row of them in each of four neighbouring lanes.
+inline void transpose_lanes(float (&row)[4]) {
+    const int lane = threadIdx.x % 4;
+#pragma unroll
+    for (int step = 2; step > 0; step /= 2) {
+        const bool upper = (lane & step) != 0;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int low = step == 2 ? i : 2 * i, high = low + step;
+            const float given = upper ? row[low] : row[high];
+            const float taken = __shfl_xor_sync(0xFFFFFFFFu, given, step);
+            row[low] = upper ? taken : row[low];
+            row[high] = upper ? row[high] : taken;
+        }
+    }
+}
+
 // A copy of 4 bytes.
 inline void copy_word(void* shared, const void* source) {
 #ifdef __CUDA_ARCH__
@@ -320,6 +347,36 @@ inline unsigned pair_bits(float low, float high, bfloat16_format) {
     return pair;
 #else
     return bfloat16_bits(low) | (unsigned)bfloat16_bits(high) << 16;
+#endif
+}
+
+// The lower halves of two words, the first one's below; and the upper halves.
+inline unsigned low_halves(unsigned first, unsigned second) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(first, second, 0x5410);
+#else
+    return (first & 0xFFFFu) | second << 16;
+#endif
+}
+inline unsigned high_halves(unsigned first, unsigned second) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(first, second, 0x7632);
+#else
+    return first >> 16 | (second & 0xFFFF0000u);
+#endif
+}
+
+// Transposes eight by eight elements of 16 bits: a lane has a pair of a row, four lanes a row.
+inline unsigned transposed(unsigned pair) {
+#ifdef __CUDA_ARCH__
+    unsigned result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+#else
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const unsigned first = __shfl_sync(0xFFFFFFFFu, pair, 8 * t + g / 2);
+    const unsigned second = __shfl_sync(0xFFFFFFFFu, pair, 8 * t + 4 + g / 2);
+    return g % 2 ? high_halves(first, second) : low_halves(first, second);
 #endif
 }
 

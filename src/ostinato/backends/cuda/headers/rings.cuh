@@ -1,98 +1,17 @@
 // A ring of slots in shared memory, through which one warp of a block brings the rows of matrices
 // to all others: bulk copies that run ahead, across the barriers of those who wait for them.
 #pragma once
+#include "barriers.cuh"
 #include "packets.cuh"
 #include "products.cuh"
 #include "segments.cuh"
 
 namespace ost {
 
-// Barriers of shared memory -----------------------------------------------------------------------
-
-// A phase ends with so many arrivals, once all bytes that were announced are there.
-struct phased_barrier {
-    unsigned words[2];  // of a host: the arrivals; the arrivals of a phase, and 1024 for each byte
-};
-
-// The 32-bit address of what is in shared memory.
-inline unsigned shared_address(const void* p) {
-#ifdef __CUDA_ARCH__
-    return (unsigned)__cvta_generic_to_shared(p);
-#else
-    return 0;
-#endif
-}
-
-inline void barrier_start(phased_barrier* barrier, unsigned arrivals) {
-#ifdef __CUDA_ARCH__
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
-                 : "memory");
-#else
-    barrier->words[0] = 0;
-    barrier->words[1] = arrivals;
-#endif
-}
-
-// Makes barriers that were started known to the copies that arrive at them.
-inline void barriers_started() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-inline void barrier_arrive(phased_barrier* barrier) {
-#ifdef __CUDA_ARCH__
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-#else
-    atomicAdd(&barrier->words[0], 1u);
-#endif
-}
-
-// Arrives, and announces the bytes of copies.
-inline void barrier_expect(phased_barrier* barrier, unsigned bytes) {
-#if defined(__CUDA_ARCH__)
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-#endif
-#else
-    atomicAdd(&barrier->words[1], bytes * 1024u);
-    atomicAdd(&barrier->words[0], 1u);
-#endif
-}
-
-inline bool barrier_passed(phased_barrier* barrier, unsigned parity) {
-#ifdef __CUDA_ARCH__
-    unsigned passed = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(passed)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory"
-    );
-#endif
-    return passed != 0;
-#else
-    unsigned arrived = atomicAdd(&barrier->words[0], 0u);
-    unsigned expected = atomicAdd(&barrier->words[1], 0u);
-    return ((arrived / (expected % 1024u) - (expected >= 1024u)) & 1u) != parity;
-#endif
-}
-
-// Waits until the phase of a parity has ended.
+// Waits for weights: until the phase of a parity has ended.
 inline void barrier_wait(phased_barrier* barrier, unsigned parity) {
     const waiting timed(&waits::weights);
-    unsigned polls = 0;
-#pragma unroll 1
-    while (!barrier_passed(barrier, parity)) {
-#ifndef __CUDA_ARCH__
-        __nanosleep(0);
-#endif
-        if (++polls == 1u << 24) waited_in_vain("weights");
-    }
+    if (!barrier_await(barrier, parity)) waited_in_vain("weights");
 }
 
 // A copy into shared memory that arrives at a barrier; both addresses and the size are multiples of
@@ -125,7 +44,14 @@ struct rows_of_memory {
     int beside_length = 0, beside_piece = 0;  // its bytes are behind those of the same row
 };
 
-// The slot of the next stage, and the parity of its phase; each thread has its own.
+// The slot of the next stage, and the parity of its phase.
+struct ring_place {
+    int slot;
+    unsigned parity;
+};
+
+// Each thread has its own. Functions that are called get a copy, and return the place behind what
+// they have read: what no function has the address of is in registers.
 struct ring {
     // A stage: pieces of neighbouring rows, each as far from the next that columns of 16 bytes are
     // in different banks.
@@ -139,6 +65,8 @@ struct ring {
     unsigned char* slots;
     int count, bytes;  // slots, and bytes of each
     int ahead;         // stages under way, at most: more of them delay every other access to memory
+    int spare;         // empty slots with no more of which one stage is under way: there is no hurry
+    int scarce;        // with more, one more than `ahead`: the block is about to wait
     int slot = 0;
     unsigned parity = 0;
 
@@ -155,6 +83,9 @@ struct ring {
         for (slot += stages; slot >= count; slot -= count) parity ^= 1;
     }
 
+    ring_place here() const { return {slot, parity}; }
+    void go_to(ring_place next) { slot = next.slot, parity = next.parity; }
+
     // The next stage, once it has arrived.
     const unsigned char* await() {
         barrier_wait(arrived + slot, parity);
@@ -166,6 +97,19 @@ struct ring {
     void release() {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
+    }
+
+    // Whether more than so many slots are empty, where the next one is; of all of them, no.
+    bool empty_beyond(int many) const {
+        const bool wraps = slot + many >= count;
+        phased_barrier* const later = emptied + slot + many - (wraps ? count : 0);
+        return barrier_passed<false>(later, wraps ? parity : parity ^ 1);
+    }
+
+    // Stages that may be under way, once the next one is.
+    int under_way() const {
+        if (!empty_beyond(spare)) return 1;
+        return empty_beyond(scarce) ? ahead + 1 : ahead;
     }
 
     // Fills slots with the rows of a block's tiles, each from end to end: called by a warp, whose lanes
@@ -192,8 +136,9 @@ struct ring {
                 for (int row = 0; row < last; row += rows) {
                     const int there = min(last - row, rows);
                     barrier_wait(emptied + slot, parity ^ 1);
-                    const bool wrapped = slot < ahead;
-                    const int earlier = wrapped ? slot + count - ahead : slot - ahead;
+                    const int most = under_way();
+                    const bool wrapped = slot < most;
+                    const int earlier = wrapped ? slot + count - most : slot - most;
                     barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
                     if (lane == 0) barrier_expect(arrived + slot, there * bytes_of_row);
                     __syncwarp();
@@ -224,6 +169,13 @@ static OST_APART void touch(const unsigned char* from, int bytes, volatile unsig
 }
 
 // Products with stages ---------------------------------------------------------------------------
+
+// Of a function that multiplies stages: called, or part of what calls it.
+#ifdef OST_PRODUCTS_IN_PLACE
+#define OST_PRODUCT __forceinline__
+#else
+#define OST_PRODUCT OST_APART
+#endif
 
 // Elements of a stage's row.
 template <class T>
@@ -314,8 +266,8 @@ struct left_part {
 // `staged` has room for the `left_part` of each warp. Polled: its elements are packets. Wide: all of a column is in one stage, and each
 // group of warps has columns of its own.
 template <class Format, int Rows, bool Whole, bool Shared, bool Wide, bool Polled = false>
-static OST_APART void multiply_tile(
-    ring& shared_ring,
+static OST_PRODUCT ring_place multiply_tile(
+    ring shared_ring,
     typename choice<Polled, inbox<unsigned short>, const unsigned short*>::type left,
     long long pitch, int rows, int depth, int there,
     typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1], unsigned short* staged = nullptr
@@ -385,14 +337,15 @@ static OST_APART void multiply_tile(
         if (m < Rows) parts[Wide ? member : warp][m][Wide ? group * ring::rows + n : n] = sum;
     }
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
+    return shared_ring.here();
 }
 
 // The products of up to `Together` tiles, `step` apart, of up to 8 rows of elements of 16 bits in
 // shared memory: see `multiply_tile`, whose sums these are. A warp keeps its elements of the rows in
 // registers. `Depth` is a multiple of the elements of a stage.
 template <class Format, int Rows, int Depth, int Together>
-static OST_APART void multiply_tiles_of_rows(
-    ring& shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
+static OST_PRODUCT ring_place multiply_tiles_of_rows(
+    ring shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
     int tile_step, int columns, float (*parts)[computing / 32][Rows][ring::rows + 1]
 ) {
     static_assert(Rows <= 8, "rows of a fragment");
@@ -451,14 +404,13 @@ static OST_APART void multiply_tiles_of_rows(
                     (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
         next.advance(stages);
     }
-    shared_ring.slot = next.slot;
-    shared_ring.parity = next.parity;
+    return next.here();
 }
 
 // The same of floats: a lane has a column, and a quarter of the warp's elements.
 template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
-static OST_APART void multiply_tile(
-    ring& shared_ring, const float* left, long long pitch, int rows, int depth, int there,
+static OST_PRODUCT ring_place multiply_tile(
+    ring shared_ring, const float* left, long long pitch, int rows, int depth, int there,
     float (*parts)[Rows][tile_columns<Wide> + 1]
 ) {
     static_assert(!Wide, "floats have tiles of a stage");
@@ -499,6 +451,7 @@ static OST_APART void multiply_tile(
         if (lane < 8) parts[warp][m][lane] = sum;
     }
     shared_ring.advance(stages_of<Wide>(there, depth, all));
+    return shared_ring.here();
 }
 
 // Codes by bytes -----------------------------------------------------------------------------------
@@ -525,8 +478,8 @@ inline float sum_of_codes(unsigned sum) {
 // ones. With 8 taken off, either are the upper halves of signed bytes, 16 times as large. Of the left
 // operand, the bytes that belong to them are every other one of eight.
 template <class Format, int Block, int Rows, bool Wide>
-static OST_APART void multiply_codes(
-    ring& shared_ring, const signed char* left, long long pitch, const float* scales, int rows,
+static OST_PRODUCT ring_place multiply_codes(
+    ring shared_ring, const signed char* left, long long pitch, const float* scales, int rows,
     int depth, int there, float (*parts)[Rows][tile_columns<Wide> + 1]
 ) {
     __syncwarp();
@@ -615,6 +568,7 @@ static OST_APART void multiply_codes(
         if (m < Rows) parts[Wide ? member : warp][m][Wide ? group * ring::rows + n : n] = sums[e];
     }
     shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
+    return shared_ring.here();
 }
 
 // One row -----------------------------------------------------------------------------------------
@@ -721,8 +675,8 @@ struct bytes_by_codes {
 // `multiply_tile`. A lane has a column, and a quarter of the warp's elements; that takes fewer
 // instructions than tensor cores, whose other rows would be wasted. Wide: it has them in registers.
 template <class Row, bool Wide, int Together>
-static OST_APART void multiply_row(
-    ring& shared_ring, const void* left, const float* scales, int depth, int first_tile, int step,
+static OST_PRODUCT ring_place multiply_row(
+    ring shared_ring, const void* left, const float* scales, int depth, int first_tile, int step,
     int columns,
     typename Row::sum (*parts)[Wide ? ring::sharing : computing / 32][1][tile_columns<Wide> + 1]
 ) {
@@ -755,8 +709,7 @@ static OST_APART void multiply_row(
         if (lane < 8) parts[t][Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
         next.advance(stages_of<Wide>(tile_there, depth, all));
     }
-    shared_ring.slot = next.slot;
-    shared_ring.parity = next.parity;
+    return next.here();
 }
 
 }  // namespace ost

@@ -25,6 +25,27 @@ inline void find_place(unsigned short* record) {
     record[1] = (unsigned short)(working == 0 ? own >= those : own);
 }
 
+// The blocks that share a part, of those that have work.
+inline unsigned sharing(unsigned working) { return gridDim.x < working ? gridDim.x : working; }
+
+// The number of a block counted from the first one of a part. Kernels have all the blocks that parts
+// were given; only an emulator runs fewer.
+inline unsigned counted_from(unsigned first, unsigned block) {
+#ifdef __CUDA_ARCH__
+    return block >= first ? block - first : block + gridDim.x - first;
+#else
+    return (block + (first / gridDim.x + 1) * gridDim.x - first) % gridDim.x;
+#endif
+}
+
+// A pointer into global memory, as the compiler may take it for.
+inline const void* in_global_memory(const void* pointer) {
+#ifdef __CUDA_ARCH__
+    __builtin_assume(__isGlobal(pointer));
+#endif
+    return pointer;
+}
+
 // Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is
 // seen by every block that waited for it.
 static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {

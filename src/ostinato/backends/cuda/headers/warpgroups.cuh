@@ -15,20 +15,72 @@ constexpr int panel = 64;
 // The place of an element.
 inline int in_panel(int line, int place) { return line * panel + (place ^ line % 8 * 8); }
 
+// A matrix in panels, as tensor cores read it.
+struct panels {
 #ifdef __CUDA_ARCH__
-// The description of panels for tensor cores: lines in groups of eight that are 1024 bytes apart,
-// and panels that are `apart` elements apart.
-inline unsigned long long panels_at(const unsigned short* first, int apart) {
-    unsigned address = (unsigned)__cvta_generic_to_shared(first);
-    return (unsigned long long)(address >> 4 & 0x3FFF) | (unsigned long long)(apart / 8) << 16
-        | 64ull << 32 | 1ull << 62;
-}
+    unsigned low;
+
+    // The first line of the first panel; `apart`: elements from there to the next panel's.
+    panels(const unsigned short* first, int apart)
+        : low((unsigned)__cvta_generic_to_shared(first) >> 4 & 0x3FFF | (unsigned)(apart / 8) << 16) {}
+
+    // The matrix from an element of its first line on, or from another line on.
+    panels operator+(int elements) const {
+        panels rest = *this;
+        rest.low += elements / 8;
+        return rest;
+    }
+
+    // What instructions take: groups of eight lines are 1024 bytes apart.
+    unsigned long long description() const { return low | 64ull << 32 | 1ull << 62; }
+#else
+    const unsigned short* first;
+    int apart, place = 0;
+
+    panels(const unsigned short* first, int apart) : first(first), apart(apart) {}
+    panels operator+(int elements) const {
+        panels rest = *this;
+        rest.first += elements / panel * panel;
+        rest.place += elements % panel;
+        return rest;
+    }
+    // An element of a product: of the line of a row or column, and of the line of the product.
+    unsigned short in_line(int line, int k) const { return first[in_panel(line, place + k)]; }
+    unsigned short in_column(int column, int k) const {
+        return first[column / panel * apart + in_panel(k, column % panel)];
+    }
 #endif
+};
 
 // Makes what this thread has written to shared memory visible to the tensor cores' own reads.
 inline void show_to_tensor_cores() {
 #ifdef __CUDA_ARCH__
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// A barrier of the four warps of a group, behind which its products read what they have written to
+// shared memory.
+inline void group_sync() {
+#ifdef __CUDA_ARCH__
+    asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128 + 1) : "memory");
+#else
+    __syncwarp();  // each warp reads its own rows
+#endif
+}
+
+// The registers of the threads of this group from here on: more of them, which others have given
+// back, or fewer. A multiple of eight.
+template <int Count>
+inline void take_registers() {
+#ifdef __CUDA_ARCH__
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+#endif
+}
+template <int Count>
+inline void give_registers() {
+#ifdef __CUDA_ARCH__
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 #endif
 }
 
@@ -147,42 +199,24 @@ OST_GROUP(bfloat16_format, "bf16")
 #undef OST_ROWS_128
 #endif
 
-// An element of the right operand; see `multiply_group`.
-template <bool ByRows>
-inline unsigned short in_right(const unsigned short* right, int k, int column, int apart) {
-    return ByRows ? right[column / panel * apart + in_panel(k, column % panel)]
-                  : right[in_panel(column, k)];
-}
-
-#ifdef __CUDA_ARCH__
-template <bool ByRows>
-inline unsigned long long right_panels(const unsigned short* right, int k, int apart) {
-    return panels_at(right + (ByRows ? k * panel : k), apart);
-}
-#endif
-
 // Adds the product of 64 rows of 16 elements and 16 rows of 8 `Tiles` columns to the group's sums;
 // each warp has 16 rows, and each tile is as `multiply_tiles` has it. The group goes on meanwhile.
-// Unless it `Adds`, the product takes the place of the sums.
-// `left` and `right` are the first line of panels, and the products begin at `k`. Where the right
-// panels are by rows, `apart` elements are between their first ones.
+// Unless it `Adds`, the product takes the place of the sums. `ByRows`: the right panels have a line
+// for each product, not for each column.
 template <bool ByRows, bool Adds = true, int Tiles, class Format>
-inline void multiply_group(
-    float (&sums)[Tiles][4], const unsigned short* left, const unsigned short* right, int k,
-    int apart, Format format
-) {
+inline void multiply_group(float (&sums)[Tiles][4], panels left, panels right, Format format) {
 #ifdef __CUDA_ARCH__
-    const unsigned long long b = right_panels<ByRows>(right, k, apart);
-    multiply_panels<ByRows, Adds>(sums, panels_at(left + k, 0), b, format);
+    multiply_panels<ByRows, Adds>(sums, left.description(), right.description(), format);
 #else
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     for (int j = 0; j < Tiles; j++) {
         for (int e = 0; e < 4; e++) {
             const int row = warp * 16 + lane / 4 + e / 2 * 8, column = j * 8 + lane % 4 * 2 + e % 2;
             if (!Adds) sums[j][e] = 0;
-            for (int i = k; i < k + 16; i++) {
-                const float x = Format::value(left[in_panel(row, i)]);
-                const float y = Format::value(in_right<ByRows>(right, i, column, apart));
+            for (int i = 0; i < 16; i++) {
+                const float x = Format::value(left.in_line(row, i));
+                const float y =
+                    Format::value(ByRows ? right.in_column(column, i) : right.in_line(column, i));
                 sums[j][e] = fmaf(x, y, sums[j][e]);
             }
         }
@@ -193,11 +227,10 @@ inline void multiply_group(
 // The same with the rows in registers, as `multiply_tiles` has them.
 template <bool ByRows, bool Adds = true, int Tiles, class Format>
 inline void multiply_group(
-    float (&sums)[Tiles][4], const unsigned (&left)[4], const unsigned short* right, int k,
-    int apart, Format format
+    float (&sums)[Tiles][4], const unsigned (&left)[4], panels right, Format format
 ) {
 #ifdef __CUDA_ARCH__
-    multiply_panels<ByRows, Adds>(sums, left, right_panels<ByRows>(right, k, apart), format);
+    multiply_panels<ByRows, Adds>(sums, left, right.description(), format);
 #else
     const int lane = threadIdx.x % 32;
     for (int j = 0; j < Tiles && !Adds; j++) {
@@ -211,7 +244,8 @@ inline void multiply_group(
             for (int j = 0; j < Tiles; j++) {
                 for (int e = 0; e < 2; e++) {
                     const int column = j * 8 + lane % 4 * 2 + e;
-                    const float y = Format::value(in_right<ByRows>(right, k + i, column, apart));
+                    const float y =
+                        Format::value(ByRows ? right.in_column(column, i) : right.in_line(column, i));
                     sums[j][2 * half + e] = fmaf(x, y, sums[j][2 * half + e]);
                 }
             }

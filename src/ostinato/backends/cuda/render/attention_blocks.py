@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.backends.cuda.abi import Launch
-from ostinato.backends.cuda.render.attention_products import CHUNK, PANEL, Block, products
 from ostinato.backends.cuda.render.attention_rows import score_text
-from ostinato.backends.cuda.render.attention_tiles import key_range, loads_of
+from ostinato.backends.cuda.render.attention_tiles import key_range, loads_of, query_pairs
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
 from ostinato.backends.cuda.render.packed_stores import Results, packed_stores, store_lanes
 from ostinato.lower.loopir.nodes import extent_of, max_extent
@@ -37,15 +36,14 @@ if TYPE_CHECKING:
 
 __all__ = ["fits", "launch", "source"]
 
+#: Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts.
+_CHUNK = 8
+
 #: Keys of a tile.
 _KEYS = 64
 
-#: Keys, and rows, from which on their numbers might not be ints.
-_MOST = 1 << 30
-
-#: Tiles in shared memory for groups of warps: one on its way, one that is multiplied, and one whose
-#: values may still be.
-_GROUP_STAGES = 3
+MOST = 1 << 30
+"""Keys, and rows, from which on their numbers might not be ints."""
 
 #: Bytes of shared memory of a block, for which every GPU has room where it is more than two tiles.
 _SHARED_BYTES = 64 << 10
@@ -53,17 +51,38 @@ _SHARED_BYTES = 64 << 10
 #: Blocks from which on larger ones still fill a GPU.
 _FILLED = 256
 
-_LOG2E = math.log2(math.e)
+MINUS_INFINITY = "ost::number<float>::least()"
+"""The score of a key that a row does not attend to."""
 
-#: Powers of 2 by which weights may exceed 1.
-_SLACK = "8.0f"
+LOG2E = math.log2(math.e)
+"""The factor from powers of e to powers of 2."""
 
-#: The shapes of blocks, largest first, and those of groups of warps.
-_BLOCKS = (Block(4, 2), Block(4, 1), Block(2, 1))
-_GROUPS = (Block(8, 1, groups=True), Block(4, 1, groups=True))
+SLACK = "8.0f"
+"""Powers of 2 by which weights may exceed 1."""
 
-#: Warps of a multiprocessor whose rows are narrow, and wide, where groups of warps multiply.
-_NARROW_WARPS, _WIDE_WARPS = 16, 8
+
+class _Block(NamedTuple):
+    """The shape of a block.
+
+    Attributes:
+        warps: of the block.
+        tiles: of 16 rows that a warp has.
+    """
+
+    warps: int
+    tiles: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.warps * self.tiles
+
+
+#: The shapes of blocks, largest first.
+_BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
 
 _BODY = Template("""\
     extern __shared__ __align__(1024) unsigned char ${name}_memory[];
@@ -86,7 +105,23 @@ $certain
             certain = $unsure;
         }
         const long long own_row = first_row + warp * $own_rows + g;
-$queries
+        unsigned query[$tiles][$depth / 16][4];
+#pragma unroll
+        for (int r = 0; r < $tiles; r++) {
+#pragma unroll
+            for (int i = 0; i < $depth / 16; i++) {
+#pragma unroll
+                for (int part = 0; part < 4; part++) {
+                    const long long m = own_row + r * 16 + part % 2 * 8;
+                    unsigned short pair[2] = {};
+                    if (m < rows) {
+                        const long long d = i * 16 + part / 2 * 8 + t * 2;
+$query
+                    }
+                    query[r][i][part] = pair[0] | (unsigned)pair[1] << 16;
+                }
+            }
+        }
         float sums[$tiles][$features / 8][4] = {}, greatest[$tiles][2], totals[$tiles][2] = {};
 #pragma unroll
         for (int r = 0; r < $tiles; r++)
@@ -109,7 +144,6 @@ $load_values
         }
         for (int number = 0; number < tiles; number++) {
             ost::copy_wait<$ahead - 1>();
-$show
             __syncthreads();  // so all warps are done with the tile that the next one replaces
             if (number + $ahead < tiles)
                 load(number + $ahead);
@@ -117,8 +151,28 @@ $show
             const unsigned short* const loaded_keys = stages + number % $stages * $stage;
             [[maybe_unused]] const unsigned short* const loaded_values =
                 loaded_keys + $key_elements;
-            float scores[$tiles][$keys / 8][4]$cleared;
-$multiply_queries
+            float scores[$tiles][$keys / 8][4] = {};
+#pragma unroll
+            for (int i = 0; i < $depth / 16; i++) {
+#pragma unroll
+                for (int j = 0; j < $keys / 16; j++) {
+                    unsigned b[4];
+                    ost::load_matrices(
+                        b,
+                        loaded_keys + (j * 16 + lane / 16 * 8 + lane % 8) * $key_pitch + i * 16
+                            + lane / 8 % 2 * 8
+                    );
+#pragma unroll
+                    for (int r = 0; r < $tiles; r++) {
+                        ost::multiply_tiles(
+                            scores[r][2 * j], query[r][i], b[0], b[1], ost::${format}_format()
+                        );
+                        ost::multiply_tiles(
+                            scores[r][2 * j + 1], query[r][i], b[2], b[3], ost::${format}_format()
+                        );
+                    }
+                }
+            }
             const long long start = low + (long long)number * $keys;
             float correction[$tiles][2];
 $score
@@ -162,9 +216,37 @@ $score
                     }
                 }
             }
-$multiply_weights
+#pragma unroll
+            for (int i = 0; i < $keys / 16; i++) {
+                unsigned a[$tiles][4];
+#pragma unroll
+                for (int r = 0; r < $tiles; r++) {
+#pragma unroll
+                    for (int part = 0; part < 4; part++) {
+                        const float* const pair = &scores[r][2 * i + part / 2][part % 2 * 2];
+                        a[r][part] = ost::pair_bits(pair[0], pair[1], ost::${format}_format());
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < $features / 16; j++) {
+                    unsigned b[4];
+                    ost::load_transposed(
+                        b,
+                        loaded_values + (i * 16 + lane % 16) * $value_pitch + j * 16
+                            + lane / 16 * 8
+                    );
+#pragma unroll
+                    for (int r = 0; r < $tiles; r++) {
+                        ost::multiply_tiles(
+                            sums[r][2 * j], a[r], b[0], b[1], ost::${format}_format()
+                        );
+                        ost::multiply_tiles(
+                            sums[r][2 * j + 1], a[r], b[2], b[3], ost::${format}_format()
+                        );
+                    }
+                }
+            }
         }
-$end
         ost::copy_wait<0>();
 #pragma unroll
         for (int r = 0; r < $tiles; r++) {
@@ -282,7 +364,7 @@ _CHUNKS = Template("""\
                 const int place = chunk % ($length / $chunk) * $chunk;
                 if ($whole || line < $keys)
                     ost::copy_async(
-                        loaded_${what}s + $slot,
+                        loaded_${what}s + line * $pitch + place,
                         ${what}_from[i] + number * ${what}_step, line < left
                     );
             }""")
@@ -291,7 +373,7 @@ _CHUNKS = Template("""\
 def fits(attention: AttentionKernel) -> bool:
     """Whether it is many rows of attention for which :mod:`attention_tiles` has instructions."""
     spec = attention.spec
-    small = max(max_extent(spec.key), max_extent(spec.m)) < _MOST
+    small = max(max_extent(spec.key), max_extent(spec.m)) < MOST
     return small and attention.splits == 1 and attention.scratch is None
 
 
@@ -300,10 +382,7 @@ def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     block = _block(attention, target)
     row_blocks = -(-max_extent(attention.spec.m) // block.rows)
     blocks = bounds(attention.points)[1] * row_blocks
-    pitches = _pitches(attention, block)
-    elements = _stages(attention, block) * _KEYS * sum(pitches)
-    if block.groups:
-        elements += block.rows * pitches[0]
+    elements = _stages(attention) * _KEYS * sum(_pitches(attention))
     early = target.starts_kernels_early
     return Launch(grid_of(blocks, target), block.threads, 2 * elements, programmatic=early)
 
@@ -320,12 +399,12 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
     chunks = _Chunks(frame, attention, block, names)
     key_sources, load_keys = chunks.text(key_load, "key", spec.depth)
     value_sources, load_values = chunks.text(value_load, "value", spec.column)
-    key_pitch, value_pitch = _pitches(attention, block)
-    stages = _stages(attention, block)
+    key_pitch, value_pitch = _pitches(attention)
+    stages = _stages(attention)
     places: dict[str, object] = {
         "keys": _KEYS,
         "tiles": block.tiles,
-        "minus_infinity": _MINUS_INFINITY,
+        "minus_infinity": MINUS_INFINITY,
         "depth": max_extent(spec.depth),
         "features": attention.features,
         "key_pitch": key_pitch,
@@ -335,13 +414,12 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "key_elements": _KEYS * key_pitch,
         "stage": _KEYS * (key_pitch + value_pitch),
     }
-    if _plain(attention):
+    if is_plain(attention):
         limits, holds = _limits(attention)
         score = _PLAIN.substitute(places, limits=limits, holds=holds)
     else:
         found = score_text(attention, frame, names, 7, "product", "score")
         score = _GENERAL.substitute(places, score=found)
-    made = products(attention, block, frame, names, places)
     body = _BODY.substitute(
         places,
         name=attention.name,
@@ -350,22 +428,17 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         batch=batch,
         order=(_LONGEST_FIRST if spec.causal else _IN_ORDER).substitute(block=block.rows),
         range=key_range(attention),
-        certain=_certain(attention),
+        certain=sure_keys(attention),
         unsure="0" if spec.causal or spec.window is not None else "keys",
-        queries=made.queries,
+        query=query_pairs(attention, frame, names, 6),
         key_sources=key_sources,
         value_sources=value_sources,
         load_keys=load_keys,
         load_values=load_values,
-        show=made.show,
-        cleared=made.cleared,
-        multiply_queries=made.scores,
-        multiply_weights=made.sums,
-        end=made.end,
-        ahead=stages - (2 if block.groups else 1),
+        ahead=stages - 1,
         score=score,
-        slack=_SLACK,
-        exponent=f"{_LOG2E * (spec.scale if _plain(attention) else 1)!r}f",
+        slack=SLACK,
+        exponent=f"{LOG2E * (spec.scale if is_plain(attention) else 1)!r}f",
         store=_store(attention, frame, names),
     )
     sizes = {
@@ -375,19 +448,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "length": spec.length,
     }
     early = target.starts_kernels_early
-    warps = _WIDE_WARPS if _is_wide(attention) else _NARROW_WARPS
-    return function(
-        attention,
-        body,
-        sizes,
-        block.threads,
-        before='#include "warpgroups.cuh"\n' if block.groups else "",
-        resident=warps // block.warps if block.groups else 1,
-        early=early,
-    )
-
-
-_MINUS_INFINITY = "ost::number<float>::least()"
+    return function(attention, body, sizes, block.threads, early=early)
 
 
 def _store(attention: AttentionKernel, frame: Frame, names: Mapping[Symbol, str]) -> str:
@@ -401,17 +462,13 @@ def _store(attention: AttentionKernel, frame: Frame, names: Mapping[Symbol, str]
     return _STORED_SINGLY.substitute(store=stored)
 
 
-def _block(attention: AttentionKernel, target: CudaTarget) -> Block:
+def _block(attention: AttentionKernel, target: CudaTarget) -> _Block:
     """The shape of blocks: the largest that registers hold of which there are enough."""
 
-    def enough(block: Block, least: int) -> bool:
+    def enough(block: _Block, least: int) -> bool:
         row_blocks = -(-max_extent(attention.spec.m) // block.rows)
         return bounds(attention.points)[1] * row_blocks >= least
 
-    several = max_extent(attention.spec.m) > _BLOCKS[-1].rows
-    if target.multiplies_by_groups and several and attention.features in (PANEL, 2 * PANEL):
-        large, small = _GROUPS
-        return large if enough(large, 2 * target.multiprocessors) else small
     *larger, smallest = _BLOCKS[1:] if _is_wide(attention) else _BLOCKS
     return next((block for block in larger if enough(block, _FILLED)), smallest)
 
@@ -421,29 +478,25 @@ def _is_wide(attention: AttentionKernel) -> bool:
     return max(max_extent(attention.spec.depth), attention.features) > _KEYS
 
 
-def _stages(attention: AttentionKernel, block: Block) -> int:
+def _stages(attention: AttentionKernel) -> int:
     """Tiles in shared memory, of which two blocks have room; any GPU has it for two tiles."""
-    if block.groups:
-        return _GROUP_STAGES
-    tile = 2 * _KEYS * sum(_pitches(attention, block))
+    tile = 2 * _KEYS * sum(_pitches(attention))
     return max(2, min(3, _SHARED_BYTES // tile))
 
 
-def _plain(attention: AttentionKernel) -> bool:
+def is_plain(attention: AttentionKernel) -> bool:
     """Whether scores are products of queries and keys, but for a positive factor."""
     spec = attention.spec
     return spec.mask is None and spec.softcap is None and spec.scale > 0
 
 
-def _pitches(attention: AttentionKernel, block: Block) -> tuple[int, int]:
+def _pitches(attention: AttentionKernel) -> tuple[int, int]:
     """Elements from one key, and from one value, to the next in shared memory."""
     depth, features = max_extent(attention.spec.depth), attention.features
-    if block.groups:
-        return -(-depth // PANEL) * PANEL, features
-    return depth + CHUNK, features + CHUNK
+    return depth + _CHUNK, features + _CHUNK
 
 
-def _certain(attention: AttentionKernel) -> str:
+def sure_keys(attention: AttentionKernel) -> str:
     """Statements that find the keys that every row of a block attends to."""
     lines = []
     if attention.spec.causal:
@@ -478,31 +531,27 @@ class _Chunks:
 
     frame: Frame
     attention: AttentionKernel
-    block: Block
+    block: _Block
     names: Mapping[Symbol, str]
 
     def text(self, load: Load, what: str, along: Symbol) -> tuple[str, str]:
         """Statements that find where chunks come from, and that load a tile of them."""
         length, threads = max_extent(along), self.block.threads
-        chunks = _KEYS * length // CHUNK
+        chunks = _KEYS * length // _CHUNK
         step = coefficient(load.index, self.attention.spec.key)
         assert step is not None
         point = self.frame.point(3, self.names)
         point.writer.line(f"{what}_from[i] = b{load.buffer} + {point.index(load.index)};")
         steps = self.frame.point(2, self.names)
         steps.writer.line(f"const long long {what}_step = {steps.index(step[0] * _KEYS)};")
-        slot = f"line * {length + CHUNK} + place"
-        if self.block.groups:
-            first = f"place / ost::panel * {_KEYS} * ost::panel"
-            slot = f"{first} + ost::in_panel(line, place % ost::panel)"
         values: dict[str, object] = {
             "what": what,
             "count": -(-chunks // threads),
             "threads": threads,
             "length": length,
-            "chunk": CHUNK,
+            "chunk": _CHUNK,
             "keys": _KEYS,
-            "slot": slot,
+            "pitch": length + _CHUNK,
             "whole": str(chunks % threads == 0).lower(),
             "along": self.names[along],
             "place": point.text,

@@ -17,7 +17,7 @@ from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render import tensor_tiles
 from ostinato.backends.cuda.render.attention_items import item_sizes, item_text, touch_text
-from ostinato.backends.cuda.render.attention_rows import PART, WHOLE, score_text
+from ostinato.backends.cuda.render.attention_rows import result_text, score_text
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.dtypes import FLOAT32
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Load, Scalar
     from ostinato.variables import Symbol
 
-__all__ = ["body", "fits", "launch"]
+__all__ = ["LOG2E", "body", "fits_tiles", "launch", "vector_loads"]
 
 #: Threads of a block.
 _THREADS = 256
@@ -51,8 +51,8 @@ _GRAIN = 32
 #: The most elements of a query, or features of a value: what registers hold.
 _WIDEST = 128
 
-#: The factor from powers of e to powers of 2.
-_LOG2E = f"{math.log2(math.e)!r}f"
+LOG2E = f"{math.log2(math.e)!r}f"
+"""The factor from powers of e to powers of 2."""
 
 _BODY = Template("""\
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -212,19 +212,9 @@ $score
             const int r = i / $features;
             const long long m = first_row + r, n = i % $features;
             if (m < rows) {
-                float most = found[0][r][$features];
-#pragma unroll
-                for (int w = 1; w < $warps; w++)
-                    most = ost::maximum(most, found[w][r][$features]);
-                float total = 0, whole = 0;
-#pragma unroll
-                for (int w = 0; w < $warps; w++) {
-                    const float own = found[w][r][$features];
-                    const float fall = (own - most) * $log2e;
-                    const float weight = own == most ? 1 : ost::exp2_of_score(fall);
-                    total = ost::add_product(weight, found[w][r][n], total);
-                    whole = ost::add_product(weight, found[w][r][$features + 1], whole);
-                }
+                float most, whole;
+                float total =
+                    ost::sum_of_groups<$features>(found, r, (int)n, $log2e, most, whole);
 $store
             }
         }
@@ -233,7 +223,7 @@ $store
 """)
 
 
-def fits(attention: AttentionKernel, target: CudaTarget) -> bool:
+def fits_tiles(attention: AttentionKernel, target: CudaTarget) -> bool:
     """Whether the rows are few, and keys and values are rows of vectors that tensor cores take."""
     spec = attention.spec
     sizes = extent_of(spec.depth), extent_of(spec.column)
@@ -243,8 +233,19 @@ def fits(attention: AttentionKernel, target: CudaTarget) -> bool:
     same = spec.q.dtype == spec.k.dtype == spec.v.dtype and spec.acc == FLOAT32
     if not even or not same or max_extent(spec.m) > _ROWS or not target.fragments:
         return False
-    loads = (_load(spec.q, spec.depth), _load(spec.k, spec.depth), _load(spec.v, spec.column))
-    return None not in loads and tensor_tiles.multiplies(spec.q.dtype, target)
+    runs = ((spec.q, spec.depth), (spec.k, spec.depth), (spec.v, spec.column))
+    return all(_load(*run) for run in runs) and tensor_tiles.multiplies(spec.q.dtype, target)
+
+
+def vector_loads(attention: AttentionKernel) -> tuple[Load, Load, Load]:
+    """The first elements of a vector of a query, a key and a value, where tiles fit."""
+    spec = attention.spec
+    q, k = _load(spec.q, spec.depth), _load(spec.k, spec.depth)
+    v = _load(spec.v, spec.column)
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    return q, k, v
 
 
 def _load(scalar: Scalar, along: Symbol) -> Load | None:
@@ -264,27 +265,13 @@ def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
 
 
 def body(attention: AttentionKernel) -> Body:
-    """The code of a kernel that :func:`fits`."""
+    """The code of a kernel that :func:`fits_tiles`."""
     spec = attention.spec
     frame = Frame(attention, spec.operands, [spec.store])
     batch, names = frame.unravel(spec.batch, "point", 2)
     names |= {spec.m: "m", spec.key: "key", spec.depth: "d", spec.column: "n"}
-    q, k, v = _load(spec.q, spec.depth), _load(spec.k, spec.depth), _load(spec.v, spec.column)
-    assert q is not None
-    assert k is not None
-    assert v is not None
+    q, k, v = vector_loads(attention)
     features, rows, across = attention.features, max(1, max_extent(spec.m)), _across(attention)
-    if attention.scratch is None:
-        stored = frame.stores([spec.store], spec.acc, 5, names, "total")
-        store = WHOLE.substitute(total="whole", store=stored)
-    else:
-        store = PART.substitute(
-            scratch=attention.scratch,
-            splits=attention.splits,
-            features=features,
-            greatest="most",
-            total="whole",
-        )
     item, four = item_text(attention, _ROWS, batch), "ost::vector<unsigned, 4>"
     text = _BODY.substitute(
         item=item,
@@ -297,16 +284,17 @@ def body(attention: AttentionKernel) -> Body:
         threads=_THREADS,
         format=spec.q.dtype.name,
         minus_infinity="ost::number<float>::least()",
-        log2e=_LOG2E,
+        log2e=LOG2E,
         query=frame.words(q, four, 4, names, "words"),
         load_key=frame.words(k, four, 5, names, "next_keys[half][i]"),
         load_value=frame.words(
             v, f"ost::vector<unsigned, {across // 2}>", 5, names, "next_values[j][i]"
         ),
         score=score_text(attention, frame, names, 6, "product", "score"),
-        store=store,
+        store=result_text(attention, frame, names),
     )
     arrays = (SharedArray("float", 4, "found", (_WARPS, rows, features + 4)),)
     made = body_of(attention, text, item_sizes(attention), _THREADS, arrays=arrays)
+    includes = f'{made.includes}#include "attention.cuh"\n'
     touch = touch_text(attention, frame, item, k, v, names)
-    return replace(made, touch=touch)
+    return replace(made, includes=includes, touch=touch)

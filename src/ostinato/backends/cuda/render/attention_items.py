@@ -27,13 +27,12 @@ _ITEM = Template("""\
     const int row_blocks = ((int)rows + $rows - 1) / $rows;
     for (int item = own.x; item < (int)points * row_blocks * $splits; item += all.x) {
         const int split = item % $splits;
-        const long long first_row = item / $splits % row_blocks * $rows;
+        const int first_row = item / $splits % row_blocks * $rows;
         const long long point = item / $splits / row_blocks;
 $batch
 $range
-        const long long share = high > low ? (high - low + $splits - 1) / $splits : 0;
-        const long long begin = low + split * share;
-        const long long end = begin + share < high ? begin + share : high;""")
+        const int share = high > low ? (int)(high - low + $splits - 1) / $splits : 0;
+        const int begin = (int)low + split * share, end = min(begin + share, (int)high);""")
 
 #: All keys, or those that some row attends to.
 _ALL_KEYS = "        const long long low = 0, high = keys;"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.attention_items import item_sizes, item_text, touch_text
-from ostinato.backends.cuda.render.attention_rows import PART, WHOLE, score_text
+from ostinato.backends.cuda.render.attention_rows import result_text, score_text
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
@@ -222,17 +222,6 @@ def body(attention: AttentionKernel) -> Body:
         query = frame.vector(spec.q, q.load, count, acc, 4, names, "query[r]")
     else:
         query = frame.elements(spec.q, spec.depth, count, acc, 4, names, "query[r]")
-    if attention.scratch is None:
-        stored = frame.stores([spec.store], acc, 5, names, "total")
-        store = WHOLE.substitute(total="whole", store=stored)
-    else:
-        store = PART.substitute(
-            scratch=attention.scratch,
-            splits=attention.splits,
-            features=features,
-            greatest="most",
-            total="whole",
-        )
     item = item_text(attention, rows, batch)
     text = _BODY.substitute(
         item=item,
@@ -256,7 +245,7 @@ def body(attention: AttentionKernel) -> Body:
         key=frame.converted(spec.k, k.load, count, acc, 4, names, "keys_here[i]", "elements"),
         value=frame.converted(spec.v, v.load, count, acc, 4, names, "values_here", "values[i]"),
         score=score_text(attention, frame, names, 6, "products[i][r]", "score"),
-        store=store,
+        store=result_text(attention, frame, names),
     )
     warps = _THREADS // _WARP
     shapes: list[tuple[str, tuple[int, ...]]] = [("sums", (warps, rows, features))]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Symbol
 
-__all__ = ["PART", "ROWS", "WHOLE", "body", "launch", "row_blocks", "score_text"]
+__all__ = ["ROWS", "body", "launch", "result_text", "row_blocks", "score_text"]
 
 ROWS = 8
 """Rows of a block, at most."""
@@ -179,12 +179,13 @@ $store
 
 #: Stores a result, or what a part of the keys contributes to it: `total`, a sum of values, then
 #: the greatest score and the total of the weights.
-WHOLE = Template("""\
+_WHOLE = Template("""\
                     total /= $total == 0 ? 1 : $total;
 $store""")
-PART = Template("""\
+_PART = Template("""\
                     const auto kept =
-                        b$scratch + ((point * rows + m) * $splits + split) * ($features + 2);
+                        b$scratch +
+                        (int)((point * rows + m) * $splits + split) * ($features + 2);
                     kept[n] = total;
                     if (n == 0) {
                         kept[$features] = $greatest;
@@ -230,17 +231,7 @@ def body(attention: AttentionKernel) -> Body:
         key = frame.elements(attention.spec.k, attention.spec.depth, 1, acc, 6, names, "found")
     else:
         key = frame.vector(attention.spec.k, run.load, count, acc, 6, names, "found")
-    if attention.scratch is None:
-        stored = frame.stores([attention.spec.store], acc, 5, names, "total")
-        store = WHOLE.substitute(total="totals[r]", store=stored)
-    else:
-        store = PART.substitute(
-            scratch=attention.scratch,
-            splits=attention.splits,
-            features=features,
-            greatest="greatest[r]",
-            total="totals[r]",
-        )
+    store = result_text(attention, frame, names, greatest="greatest[r]", total="totals[r]")
     text = _BODY.substitute(
         acc=dialect.register_type(acc),
         minus_infinity=dialect.literal(acc, float("-inf")),
@@ -278,6 +269,32 @@ def body(attention: AttentionKernel) -> Body:
     shapes += [("totals", (rows,)), ("corrections", (rows,))]
     arrays = tuple(SharedArray(type_, acc.itemsize, name, shape) for name, shape in shapes)
     return body_of(attention, text, sizes, _THREADS, arrays=arrays)
+
+
+def result_text(
+    attention: AttentionKernel,
+    frame: Frame,
+    names: Mapping[Symbol, str],
+    *,
+    greatest: str = "most",
+    total: str = "whole",
+) -> str:
+    """Statements that store what is in ``total``: a result, or what a part of the keys gives.
+
+    Args:
+        greatest: the greatest score.
+        total: the total of the weights.
+    """
+    if attention.scratch is None:
+        stored = frame.stores([attention.spec.store], attention.spec.acc, 5, names, "total")
+        return _WHOLE.substitute(total=total, store=stored)
+    return _PART.substitute(
+        scratch=attention.scratch,
+        splits=attention.splits,
+        features=attention.features,
+        greatest=greatest,
+        total=total,
+    )
 
 
 def score_text(

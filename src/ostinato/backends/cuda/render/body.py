@@ -134,6 +134,8 @@ class Body:
         polled: Collection[int] = (),
         awaited: Collection[tuple[int, int]] = (),
         received: Collection[int] = (),
+        *,
+        in_place: bool = False,
     ) -> str:
         """A function that does the same in a block of a segment.
 
@@ -146,6 +148,7 @@ class Body:
             polled: those whose elements are waited for as they are read.
             awaited: of these, those whose elements are waited for at the start, with their numbers.
             received: those that come in packets and are in memory of the block from then on.
+            in_place: whether its code is part of what calls it.
         """
         first = "ost::place own, ost::place all, unsigned char* pool"
         names = [parameter.rpartition(" ")[2] for parameter in self.parameters]
@@ -158,9 +161,9 @@ class Body:
         ]
         if self.streams:
             first += ", ost::ring& ring"
-        lines = [
-            f"static __device__ OST_APART void {name}({', '.join([first, *declared])}) {{",
-        ]
+        declared = [*first.split(", "), *declared]
+        how = "__forceinline__" if in_place else "OST_APART"
+        lines = [f"static __device__ {how} void {name}({', '.join(declared)}) {{"]
         offset = 0
         for array in self.arrays:
             lines += [
@@ -175,8 +178,7 @@ class Body:
             f"    const auto {names[number]} = ost::awaited<{count}>(packets_of_{names[number]});"
             for number, count in counts.items()
         ]
-        head = "\n".join(lines)
-        return f"{head}\n{self.text}}}\n"
+        return "\n".join([*lines, f"{self.text}}}\n"])
 
     def touching(self, name: str) -> str:
         """A function of a segment that loads what :meth:`part` will read.

@@ -97,6 +97,8 @@ $wait
             ost::show_to_tensor_cores();
             __syncthreads();  // so all groups are done with the slice that the next one replaces
             const unsigned short* const left = stages + number % $stages * $stage;
+            const unsigned short* const own_left =
+                left + warp / 4 * $row_parts * 64 * ost::panel;
             const unsigned short* const right = left + $left_elements;
             ost::group_begin();
 #pragma unroll
@@ -106,8 +108,9 @@ $wait
 #pragma unroll
                     for (int j = 0; j < $parts; j++)
                         ost::multiply_group<$by_rows>(
-                            sums[i][j], left + (warp / 4 * $row_parts + i) * 64 * ost::panel,
-                            right + j * $part, d, $slice * ost::panel, ost::${format}_format()
+                            sums[i][j], ost::panels(own_left + i * 64 * ost::panel, 0) + d,
+                            ost::panels(right + j * $part, $slice * ost::panel) + d * $step,
+                            ost::${format}_format()
                         );
                 }
             }
@@ -217,4 +220,5 @@ class _Renderer(Renderer):
             tiles=columns // 8,
             part=columns * SLICE,
             by_rows=str(self.by_rows).lower(),
+            step="ost::panel" if self.by_rows else "1",
         )

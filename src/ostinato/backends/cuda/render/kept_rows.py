@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.runs import loads_along
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
-from ostinato.lower.loopir.nodes import Load, Reduce, Store, extent_of
-from ostinato.lower.rules.gpu_nest import most_points
+from ostinato.lower.loopir.nodes import Load, Reduce, Store, extent_of, max_extent
+from ostinato.lower.loopir.views import linear_index
 from ostinato.records import dataclass
 from ostinato.variables import Expr, Symbol, substitute
 
@@ -43,8 +43,8 @@ class KeptRows:
         loads: by the identity of a load, the row that it reads.
         temps: by temp, its row: it is nowhere else.
         extent: elements of a row.
-        whole: the arguments that are a row and nothing else, each loaded once; of a nest of a
-            single outer point.
+        whole: the arguments that are the rows of all outer points, one behind the other, each
+            loaded once.
     """
 
     lanes: int
@@ -149,10 +149,13 @@ class _Search:
         return bool(self.buffers)
 
     def whole(self) -> frozenset[int]:
-        """The arguments that are a row from the first element on, and that nothing else reads."""
-        if most_points(self._nest.outer_axes) != 1:
+        """The arguments that are all rows, one behind the other, and that nothing else reads."""
+        axes = (*self._nest.outer_axes, self._column)
+        extents = [extent_of(axis) for axis in axes]
+        if not all(isinstance(extent, int) for extent in extents):
             return frozenset()
-        start = Expr({(self._column,): 1}, 0)
+        places = [0 if max_extent(axis) == 1 else Expr({(axis,): 1}, 0) for axis in axes]
+        start = linear_index(extents, places)
         rows = {buffer for _, load, (buffer, at) in self._loads if at == start}
         others = {load.buffer for load in self._every_load() if id(load) not in self.loads}
         return frozenset(rows - others) & set(self.buffers) - self.temps.keys()

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.code import NestCode
 from ostinato.backends.cuda.render.groups import group_per_point
 from ostinato.backends.cuda.render.mapping import Mapping, Shape, mapping_of
 from ostinato.backends.cuda.render.ordered import in_order
-from ostinato.backends.cuda.render.points import every_stage, thread_per_point
+from ostinato.backends.cuda.render.points import every_stage, points_of_block, thread_per_point
 from ostinato.backends.cuda.render.transposes import tile_axis, tile_per_block
+from ostinato.backends.cuda.target import SEGMENT_BLOCK
 from ostinato.lower.loopir.nodes import max_extent
+from ostinato.lower.rules.gpu_nest import most_points
 from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nest import LoopNest
 
-__all__ = ["body", "launch", "whole_rows"]
+__all__ = ["body", "body_of_block", "launch", "whole_rows"]
 
 
 def launch(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Launch:
@@ -62,10 +64,29 @@ def body(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Body:
     return code.body()
 
 
+def body_of_block(nest: LoopNest, first: int) -> Body:
+    """The code of an elementwise nest all of whose points one block of a segment has.
+
+    Args:
+        nest: the loops.
+        first: the thread that has the first point.
+    """
+    code = NestCode(nest, Launch(1, SEGMENT_BLOCK))
+    points_of_block(code, first)
+    return code.body()
+
+
 def whole_rows(nest: LoopNest, target: CudaTarget) -> dict[int, int]:
-    """The arguments that threads load as a row of registers, once, with the elements of each."""
-    kept = _mapping(nest, target, 0).kept
-    return {} if kept is None else dict.fromkeys(kept.whole, kept.extent)
+    """The arguments that a block loads into registers as a whole, once, with their elements.
+
+    Args:
+        nest: the loops.
+        target: the GPU.
+    """
+    mapping, points = _mapping(nest, target, 0), most_points(nest.outer_axes)
+    if mapping.kept is None or points > mapping.points:
+        return {}
+    return dict.fromkeys(mapping.kept.whole, mapping.kept.extent * points)
 
 
 def _mapping(nest: LoopNest, target: CudaTarget, scratch_groups: int) -> Mapping:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Points whose loads a thread has under way together, where it has several.
 _UNROLLED = 4
 
-__all__ = ["every_stage", "grid_loop", "run_in_order", "thread_per_point"]
+__all__ = ["every_stage", "grid_loop", "points_of_block", "run_in_order", "thread_per_point"]
 
 
 def thread_per_point(code: NestCode, lanes: int) -> None:
@@ -117,6 +117,27 @@ def every_stage(code: NestCode) -> None:
             for statement in stage.statements:
                 assert isinstance(statement, Store)
                 code.scalars.store(statement, code.dtype(statement.buffer), scope)
+
+
+def points_of_block(code: NestCode, first: int) -> None:
+    """The threads of one block run the only stage, which has no axes, at all points.
+
+    Args:
+        code: the function.
+        first: the thread that has the first point.
+    """
+    block, axes = code.launch.block, code.nest.outer_axes
+    points = code.size(prod(map(extent_of, axes)), code.outermost, block)
+    type_, name = code.dialect.index_type(points.wide), code.writer.fresh("p")
+    start = f"(threadIdx.x + {block - first}) % {block}" if first else "threadIdx.x"
+    head = f"if (const {type_} {name} = {start}; {name} < {points.text})"
+    if bounds(prod(map(extent_of, axes)))[1] > block:
+        code.writer.line("#pragma unroll 1")
+        head = f"for ({type_} {name} = {start}; {name} < {points.text}; {name} += {block})"
+    with code.writer.block(head):
+        scope = code.enter(axes, Index(name, points.wide), code.outermost)
+        (stage,) = code.nest.stages
+        run_in_order(code, stage, scope)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Packets of a row are copied into the memory of each block. Where a loop nest that every block runs
 is the first to read it, and reads it once, into registers, the nest takes it from the packets: it
-starts with what it has received, and the copy is for parts that read the row later.
+starts with what it has received, and the copy is for parts that read the row later. The nest may
+take the row in blocks, each by some threads of its own.
 """
 
 from __future__ import annotations

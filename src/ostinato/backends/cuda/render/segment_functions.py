@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
-from ostinato.backends.cuda.render import streamed_rows
+from ostinato.backends.cuda.render import streamed_rows, weight_streams
 from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.records import dataclass, replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
     from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.render.streamed_rows import Stream
+    from ostinato.backends.cuda.render.weight_streams import Stream
     from ostinato.backends.cuda.rules.segment_kernel import Part
     from ostinato.backends.cuda.target import CudaTarget
 
@@ -111,10 +111,10 @@ class SegmentFunction:
         body: Body | None
         if how.streams:
             assert isinstance(kernel, Matmul)
-            self.stream = streamed_rows.stream_of(kernel)
+            self.stream = weight_streams.stream_of(kernel)
             padded = frozenset(n for n, _ in how.padded)
             body = streamed_rows.body(kernel, how.held, padded, how.polled)
-            self.blocks, dynamic = streamed_rows.tiles(kernel), 0
+            self.blocks, dynamic = weight_streams.tiles(kernel), 0
         else:
             launch = kernel.launch(target)
             if isinstance(kernel, ReceivePackets) and how.padded:

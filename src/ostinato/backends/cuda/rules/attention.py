@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ostinato.backends.cuda.render import (
     attention_blocks,
+    attention_features,
     attention_fragments,
+    attention_groups,
     attention_lanes,
     attention_parts,
     attention_rows,
@@ -55,11 +57,13 @@ class Attention(AttentionKernel):
 
     def launch(self, target: CudaTarget) -> Launch:
         match self._way(target):
+            case "groups":
+                return attention_groups.launch(self, target)
             case "blocks":
                 return attention_blocks.launch(self, target)
             case "tiles":
                 return attention_tiles.launch(self, target)
-            case "fragments":
+            case "features" | "fragments":
                 return attention_fragments.launch(self, target)
             case "lanes":
                 return attention_lanes.launch(self, target)
@@ -67,6 +71,8 @@ class Attention(AttentionKernel):
 
     def source(self, target: CudaTarget) -> str:
         match self._way(target):
+            case "groups":
+                return attention_groups.source(self, target)
             case "blocks":
                 return attention_blocks.source(self, target)
             case "tiles":
@@ -79,6 +85,8 @@ class Attention(AttentionKernel):
         match self._way(target):
             case "rows":
                 return attention_rows.body(self)
+            case "features":
+                return attention_features.body(self)
             case "fragments":
                 return attention_fragments.body(self)
             case "lanes":
@@ -87,20 +95,26 @@ class Attention(AttentionKernel):
 
     def items_of_point(self, target: CudaTarget) -> int:
         match self._way(target):
-            case "fragments":
+            case "features" | "fragments":
                 return self.splits
             case "lanes":
                 return attention_lanes.row_blocks(self) * self.splits
         return attention_rows.row_blocks(self) * self.splits
 
-    def _way(self, target: CudaTarget) -> Literal["rows", "lanes", "fragments", "tiles", "blocks"]:
-        """The renderer: with tensor cores, the keys are divided among the warps of few rows."""
+    def _way(
+        self, target: CudaTarget
+    ) -> Literal["rows", "lanes", "features", "fragments", "tiles", "blocks", "groups"]:
+        """The renderer: with tensor cores, warps divide the features or the keys of few rows."""
         if not attention_tiles.fits(self, target):
-            if attention_fragments.fits(self, target):
+            if attention_features.fits(self, target):
+                return "features"
+            if attention_fragments.fits_tiles(self, target):
                 return "fragments"
             return "lanes" if attention_lanes.fits(self) else "rows"
         if attention_tiles.is_few(self):
             return "tiles"
+        if attention_groups.fits(self, target):
+            return "groups"
         return "blocks" if attention_blocks.fits(self) else "rows"
 
 

@@ -1,8 +1,9 @@
-"""Results of products that follow from others: their readers compute them.
+"""Results that follow from others: their readers compute them.
 
 The epilogue of a product may have several results for each element: a sum as bfloat16 for the
-residual, the same as float32 for a norm, its square for the norm's mean. Each would travel to the
-blocks that read it. One is enough, the narrowest: readers widen it, or square it, to the same bits.
+residual, the same as float32 for a norm, its square for the norm's mean; so may a norm, such as
+its elements and their absolute values. Each would travel to those that read it. One is enough, the
+narrowest: readers widen it, or square it, to the same bits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ostinato.lower.loopir.nodes import (
     Number,
     Scalar,
     Stage,
+    Statement,
     Store,
 )
 from ostinato.lower.loopir.rewrite import Rewriter
@@ -52,7 +54,9 @@ class _Derived:
 
 
 def without_derived(calls: Sequence[Call], outside: Set[LoweredBuffer]) -> list[Call]:
-    """The calls of a segment, whose products have no result that follows from another one.
+    """The calls of a segment, without results that follow from others.
+
+    Those of products and of loop nests are.
 
     Args:
         calls: in order.
@@ -60,7 +64,7 @@ def without_derived(calls: Sequence[Call], outside: Set[LoweredBuffer]) -> list[
     """
     found = list(calls)
     for position, call in enumerate(found):
-        if not isinstance(call.kernel, Matmul):
+        if not _stages(call):
             continue
         others = found[:position] + found[position + 1 :]
         derived = _derived(call, others, outside)
@@ -75,10 +79,30 @@ def without_derived(calls: Sequence[Call], outside: Set[LoweredBuffer]) -> list[
 def _derived(
     call: Call, others: Sequence[Call], outside: Set[LoweredBuffer]
 ) -> dict[LoweredBuffer, _Derived]:
-    """The results of a product that its readers can compute."""
-    kernel, found = call.kernel, dict[LoweredBuffer, _Derived]()
-    assert isinstance(kernel, Matmul)
-    plain = [s for s in kernel.stores if _is_plain(s, call)]
+    """The results of a call that its readers can compute."""
+    found: dict[LoweredBuffer, _Derived] = {}
+    for stores in _stages(call):
+        found |= _derived_of_stage(stores, call, others, outside)
+    return found
+
+
+def _stages(call: Call) -> Sequence[Sequence[Store]]:
+    """The stores of a product, or those of each stage of a nest; none of other kernels."""
+    kernel = call.kernel
+    if isinstance(kernel, Matmul):
+        return [kernel.stores]
+    if type(kernel) is CudaLoopNest and kernel.parallel and not kernel.scratch_groups:
+        return [[s for s in stage.statements if isinstance(s, Store)] for stage in kernel.stages]
+    return []
+
+
+def _derived_of_stage(
+    stores: Sequence[Store], call: Call, others: Sequence[Call], outside: Set[LoweredBuffer]
+) -> dict[LoweredBuffer, _Derived]:
+    """The results of stores that stand at the same point."""
+    found: dict[LoweredBuffer, _Derived] = {}
+    temps = len(call.buffers)
+    plain = [s for s in stores if s.buffer < temps and _is_plain(s, call)]
     kept: dict[LoweredBuffer, tuple[Store, Scalar]] = {}
     for store in sorted(plain, key=lambda s: (s.value.dtype.itemsize, _size(s.value))):
         buffer = call.buffers[store.buffer]
@@ -121,9 +145,9 @@ def _is_plain(store: Store, call: Call) -> bool:
     )
 
 
-def _stores(call: Call) -> tuple[Store, ...]:
-    assert isinstance(call.kernel, Matmul)
-    return call.kernel.stores
+def _stores(call: Call) -> list[Store]:
+    own = [store for stores in _stages(call) for store in stores]
+    return [store for store in own if store.buffer < len(call.buffers)]
 
 
 def _rewrites(call: Call, buffer: LoweredBuffer) -> bool:
@@ -205,31 +229,45 @@ def _size(scalar: Scalar) -> int:
 
 
 def _writer(call: Call, derived: Mapping[LoweredBuffer, _Derived]) -> Call:
-    """A product without the results that its readers compute."""
+    """A call without the results that its readers compute."""
     kernel = call.kernel
-    assert isinstance(kernel, Matmul)
-    buffers, args, stores = list(call.buffers), list(kernel.args), []
-    for store in kernel.stores:
+    assert isinstance(kernel, CudaLoopNest | Matmul)
+    buffers, args = list(call.buffers), list(kernel.args)
+    stored: dict[Statement, Store] = {}  # those that are left, by what they were
+    for store in _stores(call):
         buffer = call.buffers[store.buffer]
         if buffer not in derived:
-            stores.append(store)
+            stored[store] = store
             continue
         source, value = derived[buffer].source, store.value
         if derived[buffer].narrows:
             assert isinstance(value, Apply)
             buffers[store.buffer] = source
             args[store.buffer] = Arg(source.type.dtype, reads=False, writes=True)
-            stores.append(replace(store, value=value.operands[0]))
+            stored[store] = replace(store, value=value.operands[0])
     gone = [n for n, buffer in enumerate(buffers) if buffer in derived]
-    numbers = _numbers(len(args), gone)
+    temps = len(kernel.temps) if isinstance(kernel, CudaLoopNest) else 0
+    numbers = _numbers(len(args) + temps, gone)
     rewriter = Rewriter(buffer=lambda number: numbers[number])
-    made = replace(
-        kernel.rewritten(rewriter.scalar),
-        args=tuple(arg for n, arg in enumerate(args) if n not in gone),
-        stores=tuple(_store(rewriter, store) for store in stores),
+    left = tuple(arg for n, arg in enumerate(args) if n not in gone)
+    made: CudaLoopNest | Matmul
+    if isinstance(kernel, CudaLoopNest):
+        own = set(_stores(call))
+        stages = []
+        for stage in kernel.stages:
+            kept = [stored.get(s) if s in own else s for s in stage.statements]
+            statements = tuple(rewriter.statement(s) for s in kept if s is not None)
+            stages.append(Stage(stage.axes, statements))
+        made = replace(kernel, args=left, stages=tuple(stages))
+    else:
+        made = replace(
+            kernel.rewritten(rewriter.scalar),
+            args=left,
+            stores=tuple(_store(rewriter, store) for store in stored.values()),
+        )
+    return replace(
+        call, kernel=made, buffers=tuple(b for n, b in enumerate(buffers) if n not in gone)
     )
-    left = tuple(buffer for n, buffer in enumerate(buffers) if n not in gone)
-    return replace(call, kernel=made, buffers=left)
 
 
 def _store(rewriter: Rewriter, store: Store) -> Store:

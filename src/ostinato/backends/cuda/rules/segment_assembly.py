@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.derived_values import without_derived
+from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
+from ostinato.backends.cuda.rules.joint_nests import JointNests, may_join
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
 
     from ostinato.backends.cuda.abi import Launch
-    from ostinato.backends.cuda.render import segments, streamed_rows
+    from ostinato.backends.cuda.render import segments, streamed_left, weight_streams
     from ostinato.backends.cuda.target import CudaTarget
 else:
     segments = LazyModule("ostinato.backends.cuda.render.segments")
-    streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
+    streamed_left = LazyModule("ostinato.backends.cuda.render.streamed_left")
+    weight_streams = LazyModule("ostinato.backends.cuda.render.weight_streams")
 
 __all__ = ["Assembly", "Segment", "SegmentSettings", "simplified"]
 
@@ -50,6 +53,10 @@ class Segment(SegmentKernel):
         return segments.source(self, target)
 
 
+#: Bytes of a value whose rows may be apart.
+_LONG_BYTES = 1 << 10
+
+
 @dataclass(frozen=True)
 class SegmentSettings:
     """The settings of segments.
@@ -59,12 +66,17 @@ class SegmentSettings:
         exchange: pass values from part to part without barriers where there is a way.
         experts: whether products by chosen matrices may be parts.
         one_block: let a single block run parts that are short enough for that.
+        layers: loop over the code of parts that repeat, instead of going by their records.
+        join: make one part of short ones that blocks run for themselves, and of nests one of which
+            alone reads what the other one writes.
     """
 
     stream_weights: bool = True
     exchange: bool = True
     experts: bool = False
     one_block: bool = True
+    layers: bool = True
+    join: bool = True
 
 
 @dataclass(eq=False)
@@ -79,6 +91,7 @@ class _Step:
         reader: the call of attention whose points are the shares that it is run for, or which it
             is.
         strides: by argument, elements from one share to the next.
+        joined: the calls that it was made of, if it was made of several.
     """
 
     kernel: CudaKernel
@@ -87,6 +100,12 @@ class _Step:
     level: int
     reader: Call | None = None
     strides: tuple[int, ...] = ()
+    joined: tuple[Call, ...] = ()
+
+    def written(self) -> list[LoweredBuffer | _Value]:
+        """The memory that it writes."""
+        pairs = zip(self.kernel.args, self.operands, strict=True)
+        return [operand for arg, operand in pairs if arg.writes]
 
 
 @dataclass(eq=False)
@@ -112,7 +131,10 @@ def simplified(
         others: buffers that are used elsewhere.
         settings: the optimisations that are on.
     """
-    return with_copied_rows(without_derived(calls, others)) if settings.exchange else calls
+    if not settings.exchange:
+        return calls
+    found = without_derived(calls, others)
+    return with_copied_rows(with_inlined_values(found, others) if settings.join else found)
 
 
 class Assembly:
@@ -151,6 +173,8 @@ class Assembly:
                 step.level += 1
             steps.insert(0, _Step(ClearPackets((total,)), (packets,), None, 0))
         steps = _with_shares(_in_order(steps))
+        if self._settings.join:
+            steps = list(_with_joint(steps))
         buffers = [o for step in steps for o in step.operands if isinstance(o, LoweredBuffer)]
         buffers = list(dict.fromkeys(buffers))
         spaces, block_bytes = self._spaces(steps)
@@ -173,7 +197,7 @@ class Assembly:
         held, parts = self._held_at(len(steps)), []
         for number, step in enumerate(steps):
             same = None if step.call is None else self._ways.tiles_of.get(step.call)
-            repeated = isinstance(step.kernel, ReceivePackets)
+            repeated = isinstance(step.kernel, ReceivePackets | JointNests)
             parts.append(
                 Part(
                     step.kernel,
@@ -201,6 +225,7 @@ class Assembly:
             self._settings.one_block,
             _fixed(buffers) if self._settings.one_block else (),
             variables,
+            self._settings.layers,
         )
         return kernel, buffers, list(map(_call, steps))
 
@@ -266,8 +291,10 @@ class Assembly:
         found = self._shares.sizes.get(buffer)
         if found is not None:
             return found[1] * buffer.type.dtype.itemsize
-        received = self._ways.way(buffer) is Way.PACKETS
-        return buffer.nbytes + streamed_rows.MOST_PADDING * received
+        # Long ones have room for it in any case: what the first layer computes, later ones receive,
+        # and all layers have their values at the same places.
+        padded = self._ways.way(buffer) is Way.PACKETS or buffer.nbytes >= _LONG_BYTES
+        return buffer.nbytes + streamed_left.MOST_PADDING * padded
 
     def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
         """The memory of values, and the shared memory that they need."""
@@ -278,6 +305,11 @@ class Assembly:
             for operand in step.operands:
                 if isinstance(operand, _Value):
                     uses.setdefault(operand, []).extend((number, last))
+        for (
+            numbers
+        ) in uses.values():  # what most layers read stays: the last one is like all others
+            if numbers[-1] - numbers[0] > len(steps) // 2:
+                numbers.append(len(steps) - 1)
         spaces: dict[_Value, Space] = {}
         packets = most = 0
         live: list[tuple[int, int, int]] = []  # the last use, the start and the end of each
@@ -318,6 +350,11 @@ def _call(step: _Step) -> Call:
         )
         for arg, operand in zip(step.kernel.args, step.operands, strict=True)
     ]
+    if step.joined:
+        labels = tuple(dict.fromkeys(label for call in step.joined for label in call.nodes))
+        title = ", ".join(dict.fromkeys(call.title for call in step.joined))
+        flops = sum((call.flops for call in step.joined), start=0)
+        return Call(step.kernel, tuple(buffers), labels, title, flops)
     title = "receive values" if isinstance(step.kernel, ReceivePackets) else "clear packets"
     return Call(step.kernel, tuple(buffers), (), title)
 
@@ -344,7 +381,7 @@ def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
     """
     if not isinstance(kernel, Matmul):
         return False
-    found = streamed_rows.stream_of(kernel)
+    found = weight_streams.stream_of(kernel)
     return found is not None and not any(written[argument] for argument in found.arguments)
 
 
@@ -420,6 +457,60 @@ def _with_shares(steps: Sequence[_Step]) -> list[_Step]:
             step.reader = step.call
         ordered.append(step)
     return ordered
+
+
+def _with_joint(steps: Sequence[_Step]) -> Iterator[_Step]:
+    """The steps, short ones for the same shares as one where they do not wait for each other."""
+    group: list[_Step] = []
+    for step in steps:
+        if group and not _joins(group, step):
+            yield _joint(group)
+            group = []
+        group.append(step)
+    if group:
+        yield _joint(group)
+
+
+def _joins(group: Sequence[_Step], step: _Step) -> bool:
+    """Whether a step becomes one with those in front of it."""
+    first = group[0]
+    if step.reader is None or (step.reader, step.level) != (first.reader, first.level):
+        return False
+    if isinstance(step.kernel, ReceivePackets) or not all(
+        may_join(other.kernel) for other in (first, step)
+    ):
+        return False
+    nests = [other for other in group if not isinstance(other.kernel, ReceivePackets)]
+    written = {operand for other in nests for operand in other.written()}
+    used = {operand for other in nests for operand in other.operands}
+    return not written & {*step.operands} and not used & {*step.written()}
+
+
+def _joint(group: Sequence[_Step]) -> _Step:
+    """Several steps as one."""
+    first = group[0]
+    if len(group) == 1:
+        return first
+    pairs = [pair for step in group for pair in zip(step.operands, step.strides, strict=True)]
+    operands = dict(pairs)
+    places = {operand: place for place, operand in enumerate(operands)}
+    reads, writes = [False] * len(places), [False] * len(places)
+    dtypes = [UINT16] * len(places)
+    for step in group:
+        for arg, operand in zip(step.kernel.args, step.operands, strict=True):
+            reads[places[operand]] |= arg.reads
+            writes[places[operand]] |= arg.writes
+            dtypes[places[operand]] = arg.dtype
+    kernel = JointNests(
+        tuple(map(Arg, dtypes, reads, writes)),
+        tuple(step.kernel for step in group),
+        tuple(tuple(places[operand] for operand in step.operands) for step in group),
+        group[-1].kernel.variables,
+    )
+    calls = tuple(step.call for step in group if step.call is not None)
+    return _Step(
+        kernel, tuple(operands), None, first.level, first.reader, tuple(operands.values()), calls
+    )
 
 
 def _received_as(step: _Step) -> tuple[Call | None, DType]:

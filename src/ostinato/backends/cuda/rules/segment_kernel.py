@@ -74,6 +74,14 @@ class Part:
     strides: tuple[int, ...] = ()
     held_bytes: int = 0
 
+    def operands(self, *, writes: bool) -> list[int]:
+        """The positions of the arguments that it writes, or of those that it only reads."""
+        return [
+            position
+            for arg, position in zip(self.kernel.args, self.arguments, strict=True)
+            if arg.writes is writes
+        ]
+
 
 @dataclass(frozen=True, eq=False)
 class SegmentKernel(CudaKernel):
@@ -89,6 +97,7 @@ class SegmentKernel(CudaKernel):
         fixed: of a single block, the arguments whose contents no run changes, each with its bytes:
             they are brought into the cache before kernels in front of this one have ended.
         variables: the graph's Variables in the order of ``vars``.
+        layers: whether parts that repeat, layer by layer, are code that is looped over.
     """
 
     args: tuple[Arg, ...]
@@ -99,6 +108,7 @@ class SegmentKernel(CudaKernel):
     alone: bool = False
     fixed: tuple[tuple[int, int], ...] = ()
     variables: tuple[Symbol, ...] = ()
+    layers: bool = True
 
     prefix: ClassVar[str] = "segment"
 
@@ -109,6 +119,8 @@ class SegmentKernel(CudaKernel):
     def describe(self, text: KernelText) -> None:
         blocks = "one block" if self.alone else f"{self.block_bytes} bytes of a block"
         text.line(0, f"segment of {len(self.parts)} kernels, {blocks}")
+        if not self.layers:
+            text.line(1, "each part by its record")
         text.head(self.args)
         for position, nbytes in self.fixed:
             text.line(1, f"b{position}: {nbytes} bytes in advance")

@@ -27,14 +27,13 @@ from ostinato.variables import Expr, substitute
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
-    from ostinato.backends.cuda.render import attention_parts, streamed_rows
+    from ostinato.backends.cuda.render import weight_streams
     from ostinato.backends.cuda.rules.segment_shares import Shares
     from ostinato.lower.loopir.nodes import Statement
     from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim
 else:
-    attention_parts = LazyModule("ostinato.backends.cuda.render.attention_parts")
-    streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
+    weight_streams = LazyModule("ostinato.backends.cuda.render.weight_streams")
 
 __all__ = ["Way", "Ways"]
 
@@ -177,7 +176,6 @@ class Ways:
         return (
             len(readers) == 1
             and isinstance(readers[0].kernel, PartsKernel)
-            and attention_parts.gathers(readers[0].kernel)
             and readers[0].buffers.count(buffer) == 1
             and buffer.type.dtype == FLOAT32
             and elements <= _POLLED_ELEMENTS
@@ -193,7 +191,7 @@ class Ways:
         return self._is_polled_whole(buffer) and all(
             isinstance(reader.kernel, Matmul)
             and reader.buffers.count(buffer) == 1
-            and streamed_rows.reads_by_stages(reader.kernel, reader.buffers.index(buffer))
+            and weight_streams.reads_by_stages(reader.kernel, reader.buffers.index(buffer))
             for reader in self._readers.get(buffer, [])
         )
 
@@ -296,7 +294,7 @@ def _has_same_tiles(call: Call, reader: Call, buffer: LoweredBuffer) -> bool:
         return False
     if max_extent(first.m) != max_extent(second.m):
         return False
-    streams = [streamed_rows.stream_of(kernel) for kernel in (first, second)]
+    streams = [weight_streams.stream_of(kernel) for kernel in (first, second)]
     tiles = [stream and (stream.rows, stream.width) for stream in streams]
     if tiles[0] is None or tiles[0] != tiles[1]:
         return False
@@ -314,7 +312,7 @@ def _has_same_tiles(call: Call, reader: Call, buffer: LoweredBuffer) -> bool:
 def _weights(call: Call) -> list[LoweredBuffer]:
     """The operands of a product that a ring would bring."""
     assert isinstance(call.kernel, Matmul)
-    stream = streamed_rows.stream_of(call.kernel)
+    stream = weight_streams.stream_of(call.kernel)
     return [] if stream is None else [call.buffers[argument] for argument in stream.arguments]
 
 

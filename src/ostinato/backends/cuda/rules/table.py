@@ -86,6 +86,8 @@ class CudaLowering:
         exchange: pass values from part to part of a segment without barriers where there is a way.
         segment_experts: let segments have products by chosen matrices.
         one_block: let a single block run segments that are short enough.
+        layers: loop over the code of a segment's parts that repeat.
+        join: let a segment's short parts be one where they do not wait for each other.
         split_reductions: reduce many elements to few results by two kernels.
         library: the use of a library for large products; ``None``: none.
         experts: params whose experts do not all stay on the device.
@@ -99,6 +101,8 @@ class CudaLowering:
     exchange: bool = True
     segment_experts: bool = False
     one_block: bool = True
+    layers: bool = True
+    join: bool = True
     split_reductions: bool = True
     library: LibrarySettings | None = None
     experts: ExpertStore | None = None
@@ -146,6 +150,8 @@ def lower_for_cuda(
             settings.exchange,
             settings.segment_experts,
             settings.one_block,
+            settings.layers,
+            settings.join,
         )
         calls = segments.form_segments(calls, kept, found)
     if settings.templates:

@@ -1,0 +1,25 @@
+"""Sizes of a ring's stages, and of the warps that multiply with them: see ``rings.cuh``."""
+
+from __future__ import annotations
+
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
+
+__all__ = ["CODE_PIECE", "COLUMNS", "GROUPS", "MOST_ROWS", "PIECE", "PITCH", "WARPS"]
+
+WARPS = SEGMENT_BLOCK // WARP
+"""Warps that multiply."""
+
+GROUPS = 2
+"""Groups of warps, which read a stage each: those of ``ost::ring``."""
+
+COLUMNS = 8
+"""Rows of memory of a stage: columns of the matmul."""
+
+PIECE, PITCH = 2048, 2064
+"""Bytes of a column in a stage, and from one column to the next: those of ``ost::ring``."""
+
+CODE_PIECE = 1024
+"""Bytes of a column of codes in a stage, without its scales: that of ``ost::stage_codes``."""
+
+MOST_ROWS = 16
+"""The most rows of a left operand: those of a tensor core's tile."""

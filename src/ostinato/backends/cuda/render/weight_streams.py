@@ -1,0 +1,137 @@
+"""The right operand of a matmul as a stream: rows in memory that a ring brings stage by stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.render.ring_stages import (
+    CODE_PIECE,
+    COLUMNS,
+    GROUPS,
+    MOST_ROWS,
+    PIECE,
+    PITCH,
+)
+from ostinato.backends.cuda.render.row_operands import FLOATS, INTEGERS, offset_of, rows_of, stored
+from ostinato.backends.cuda.render.streamed_left import is_whole, left_of
+from ostinato.backends.cuda.rules.product import BlockwiseProduct
+from ostinato.dtypes import FLOAT8, FLOAT32, INT8, INT32
+from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from ostinato.backends.cuda.render.row_operands import Rows
+    from ostinato.backends.cuda.rules.product import Matmul
+
+__all__ = ["Stream", "elements", "reads_by_stages", "stream_of", "tiles"]
+
+#: Codes with a scale of their own, at most: a warp takes so many at a time.
+_MOST_BLOCK = 128
+
+#: Columns are multiples of these bytes: tensor cores take 16 elements of 16 bits at a time.
+_GRAIN = 32
+
+#: Stages of a column from which on the left operand is awaited stage by stage.
+_FEW_STAGES = 2 * GROUPS
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The right operand of a matmul as rows in memory.
+
+    Attributes:
+        rows: the matmul's columns.
+        weights: their elements, or codes.
+        scales: those of blocks of codes.
+        width: columns of a tile: those of a stage, or, where that has all of them, of all stages
+            that are read at a time.
+    """
+
+    rows: int
+    weights: Rows
+    scales: Rows | None
+    width: int
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from a column to the next one in a stage; those of codes as in ``code_pitch``."""
+        if self.scales is None:
+            return PITCH
+        return self.weights.piece + (self.scales.piece // 32 * 2 + 1) * 16
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot of the ring."""
+        return COLUMNS * self.pitch
+
+    @property
+    def arguments(self) -> list[int]:
+        """The arguments that are fetched."""
+        return [rows.argument for rows in (self.weights, self.scales) if rows is not None]
+
+
+def stream_of(matmul: Matmul) -> Stream | None:
+    """The right operand as rows, if a ring can bring them."""
+    if matmul.batch or len(matmul.k) != 1 or max_extent(matmul.m) > MOST_ROWS:
+        return None
+    columns, depth = extent_of(matmul.n), extent_of(matmul.k[0])
+    if not isinstance(columns, int) or not isinstance(depth, int) or not columns * depth:
+        return None
+    scales: Rows | None = None
+    if isinstance(matmul, BlockwiseProduct):
+        if matmul.group > _MOST_BLOCK or stored(matmul.a).dtype != INT8:
+            return None
+        weights = rows_of(matmul.b, matmul.n, matmul.pairs, CODE_PIECE)
+        pieces = 2 * CODE_PIECE // matmul.group * stored(matmul.b_scale).dtype.itemsize
+        scales = rows_of(matmul.b_scale, matmul.n, matmul.blocks, pieces)
+        if scales is None or stored(matmul.b_scale).dtype not in FLOATS:
+            return None
+    else:
+        weights = rows_of(matmul.b, matmul.n, matmul.k[0], PIECE)
+        if weights is None or weights.nbytes % _GRAIN or not _multiplies(matmul):
+            return None
+    if weights is None or left_of(matmul) is None:
+        return None
+    wide = weights.nbytes <= weights.piece and matmul.b.dtype != FLOAT32
+    return Stream(columns, weights, scales, COLUMNS * GROUPS if wide else COLUMNS)
+
+
+def _multiplies(matmul: Matmul) -> bool:
+    """Whether there is code for the operands' dtypes."""
+    a, b = stored(matmul.a).dtype, stored(matmul.b).dtype
+    if matmul.acc == INT32:
+        return a in INTEGERS and b in INTEGERS
+    if a in FLOAT8 and b in FLOAT8:
+        return True
+    return matmul.acc == FLOAT32 and matmul.a.dtype == matmul.b.dtype == b and b in FLOATS
+
+
+def tiles(matmul: Matmul) -> int:
+    """Tiles of columns."""
+    stream = stream_of(matmul)
+    assert stream is not None
+    return -(-stream.rows // stream.width)
+
+
+def reads_by_stages(matmul: Matmul, argument: int) -> bool:
+    """Whether warps may wait for the left operand stage by stage: an argument in packets.
+
+    That is worth it where there are many stages: the last ones are what there is to wait for.
+    """
+    stream, a = stream_of(matmul), matmul.a
+    if stream is None or isinstance(matmul, BlockwiseProduct) or stream.width > COLUMNS:
+        return False
+    if not isinstance(a, Load) or a.buffer != argument or a.bindings or a.dtype == FLOAT32:
+        return False
+    depth = max_extent(matmul.k[0])
+    many = depth * a.dtype.itemsize >= _FEW_STAGES * PIECE
+    return (
+        many and is_whole(a, matmul) and offset_of(a.index, {matmul.m: depth, matmul.k[0]: 1}) == 0
+    )
+
+
+def elements(matmul: Matmul, argument: int) -> int:
+    """The elements of an argument that :func:`reads_by_stages`; 0: it does not."""
+    if not reads_by_stages(matmul, argument):
+        return 0
+    return max_extent(matmul.m) * max_extent(matmul.k[0])

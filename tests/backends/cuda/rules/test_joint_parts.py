@@ -1,0 +1,119 @@
+"""Parts of a segment that are one, values that their readers compute, and rows from packets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
+from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.joint_nests import JointNests
+from ostinato.backends.cuda.rules.packets import ReceivePackets
+from ostinato.backends.cuda.rules.segment_assembly import Segment
+from ostinato.backends.cuda.target import CudaTarget
+from ostinato.plan.prepared import KernelCall
+from tests.devices.registered import open_session
+
+APART = ost.CompileOptions(joint_parts=False)
+SM_90 = CudaTarget.of_arch("sm_90")
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return open_session("cudasegments")
+
+
+def segment_of(compiled: ost.CompiledGraph) -> Segment:
+    calls = [op for op in compiled.plan.prepared_ops if isinstance(op, KernelCall)]
+    (segment,) = (c.kernel.kernel for c in calls if isinstance(c.kernel.kernel, Segment))
+    return segment
+
+
+def attending(heads: int, key_heads: int, size: int, width: int = 32) -> ost.Graph:
+    """Attention of one row, its queries and keys turned, with states of keys and values."""
+    g, rng = ost.Graph("attending"), np.random.default_rng(7)
+    position, live = ost.Variable("position", 0, 15), ost.Variable("live", 1, 16)
+
+    def projected(x: ost.Value, rows: int, count: int) -> ost.Value:
+        made = (rng.standard_normal((rows, count * size)) / np.sqrt(rows)).astype(np.float32)
+        weight = g.param(f"w{len(g.params)}", made.shape, "float32", value=made)
+        return g.reshape(g.matmul(x, weight), (1, count, 1, size))
+
+    tables = rng.standard_normal((2, 16, size // 2)).astype(np.float32)
+    turns = [
+        g.dynamic_slice(
+            g.param(f"turn{n}", table.shape, "float32", value=table), (position, 0), (1, size // 2)
+        )
+        for n, table in enumerate(tables)
+    ]
+    x = g.input("x", (1, width), "float32")
+    seen = []
+    for kind in ("keys", "values"):
+        row = projected(x, width, key_heads)
+        row = g.rope(row, *turns) if kind == "keys" else row
+        state = g.state(kind, (1, key_heads, 16, size), "float32")
+        grown = g.dynamic_update_slice(state, row, (0, 0, position, 0))
+        g.assign(state, grown)
+        seen.append(g.slice(grown, (0, 0, 0, 0), (1, key_heads, live, size)))
+    mixed = g.attention(g.rope(projected(x, width, heads), *turns), *seen)
+    last = g.reshape(mixed, (1, heads * size))
+    g.set_outputs([g.reshape(projected(last, heads * size, 1), (1, size))])
+    return g
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(3, 3, 10), (20, 2, 32)], ids=str)
+def test_what_stands_in_front_of_attention_is_one_part(
+    session: ost.Session, heads: int, key_heads: int, size: int
+) -> None:
+    graph = attending(heads, key_heads, size)
+    compiled, apart = session.compile(graph), session.compile(graph, options=APART)
+    plain = ost.Session("cpu").compile(graph)
+    (joint,) = (p.kernel for p in segment_of(compiled).parts if isinstance(p.kernel, JointNests))
+    received, *nests = joint.kernels
+    assert isinstance(received, ReceivePackets)
+    assert all(type(nest) is CudaLoopNest for nest in nests)
+    assert not any(isinstance(part.kernel, JointNests) for part in segment_of(apart).parts)
+    assert len(segment_of(apart).parts) >= len(segment_of(compiled).parts) + len(nests)
+    compile_text(segment_of(compiled).source(SM_90), "sm_90")
+    rng = np.random.default_rng(1)
+    for place in range(3):
+        given = {"x": rng.standard_normal((1, 32)).astype(np.float32)}
+        values = {"position": place, "live": place + 1}
+        runs = [c.run(given, variables=values)[0] for c in (compiled, apart, plain)]
+        np.testing.assert_array_equal(runs[0], runs[1])
+        np.testing.assert_allclose(runs[0], runs[2], rtol=2e-4, atol=2e-5)
+
+
+def test_positions_in_bounds_are_not_clamped(session: ost.Session) -> None:
+    graph = attending(4, 2, 16)
+    clamps = [
+        segment_of(session.compile(graph, options=options)).source(SM_90).count("minimum(n")
+        + segment_of(session.compile(graph, options=options)).source(SM_90).count("minimum(t")
+        for options in (ost.CompileOptions(), APART)
+    ]
+    assert clamps[0] < clamps[1]
+
+
+def test_rounded_rows_come_from_packets_and_norms_write_them_once(session: ost.Session) -> None:
+    g, rng = ost.Graph("rounded"), np.random.default_rng(3)
+    x = g.input("x", (1, 256), "bfloat16")
+    for number in range(2):
+        gain = rng.uniform(0.5, 1.5, 256).astype(x.dtype.numpy)
+        normed = g.rms_norm(x, g.param(f"gain{number}", (256,), "bfloat16", value=gain))
+        for name in ("a", "b"):  # the second one rounds what other blocks have computed
+            made = (rng.standard_normal((256, 256)) / 16).astype(x.dtype.numpy)
+            weight = g.param(f"{name}{number}", (256, 256), "bfloat16", value=made)
+            normed = g.matmul(normed, weight)
+        x = g.add(x, normed)
+    g.set_outputs([x])
+    graph = ost.quantize(g, "int4", min_elements=64)
+    compiled = session.compile(graph)
+    apart = session.compile(graph, options=ost.CompileOptions(segment_exchange=False))
+    parts = segment_of(compiled).parts
+    nests = [part.kernel for part in parts if type(part.kernel) is CudaLoopNest]
+    norms = [nest for nest in nests if len(nest.args) == 3 and nest.args[1].dtype == x.dtype]
+    assert all(sum(arg.writes for arg in norm.args) == 1 for norm in norms)
+    assert "ost::received<" in segment_of(compiled).source(SM_90)
+    given = {"x": rng.standard_normal((1, 256)).astype(x.dtype.numpy)}
+    np.testing.assert_array_equal(compiled.run(given)[0], apart.run(given)[0])
