@@ -98,7 +98,7 @@ def traced_growth(call: Callable[[], object], times: int) -> tuple[int, int]:
 
 
 def test_a_bound_call_makes_no_python_object(block):
-    """Of several series, as other threads of the process are traced too: those of the test runner."""
+    """Of several series: other threads of the process, as the test runner has, are traced too."""
     compiled, feed, out = block
     call = compiled.bind(feed, out)
     call()
