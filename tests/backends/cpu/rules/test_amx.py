@@ -329,6 +329,20 @@ def test_few_rows_and_unknown_sizes_are_left_to_vectors() -> None:
 
 
 @needs_avx512
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_bytes_that_are_summed_in_bytes_are_left_to_vectors(lowered: Lowered, dtype: str) -> None:
+    """``matmul`` of bytes gives bytes, modulo 256: sums in tiles are of 32 bits."""
+    graph = ost.Graph("bytes")
+    x, w = numbers((33, 100), dtype), numbers((100, 70), dtype, 1)
+    graph.set_outputs(
+        [graph.matmul(graph.input("x", x.shape, dtype), graph.param("w", w.shape, dtype))]
+    )
+    assert not gemm(graph, EMULATED).amx
+    (got,) = lowered(graph, HOST)({"x": x, "w": w})
+    np.testing.assert_array_equal(got, (x.astype(np.int64) @ w.astype(np.int64)).astype(dtype))
+
+
+@needs_avx512
 def test_siblings_all_use_tiles_or_none_does(lowered: Lowered) -> None:
     """A weight with a leading 1 is left to vectors, and so is one that shares its kernel."""
     x = numbers((20, 40), "bfloat16")

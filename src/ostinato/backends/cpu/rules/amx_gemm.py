@@ -29,6 +29,9 @@ _TILE_ROWS = _TILE_COLUMNS = 16
 _STEP_BYTES = 4
 """Bytes of ``k`` that stand side by side in a row of a panel."""
 
+_SUM_BYTES = 4
+"""Bytes of a sum: matrices of bytes whose products are summed in bytes are not for tiles."""
+
 _FEWEST_ROWS = 8
 """Rows that fill half a tile: fewer wait for panels rather than for arithmetic."""
 
@@ -57,4 +60,6 @@ def amx_matmul(node: Node, registers: RegisterFile) -> AmxMatmul | None:
     if not {a.dtype, b.dtype} <= registers.amx_dtypes or a.dtype.is_float != b.dtype.is_float:
         return None
     spec = rows_times_matrix(node)
-    return None if spec is None or bounds(spec.m)[1] < _FEWEST_ROWS else AmxMatmul(spec)
+    if spec is None or spec.acc.itemsize != _SUM_BYTES or bounds(spec.m)[1] < _FEWEST_ROWS:
+        return None
+    return AmxMatmul(spec)
