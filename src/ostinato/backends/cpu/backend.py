@@ -14,6 +14,7 @@ from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.cpu.image import Image
 from ostinato.backends.cpu.llvm.machine import load_ahead
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.rules.work_items import work_items
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class CpuBackend(Backend):
     ) -> None:
         self.device = device
         self.threads = threads or usable_processors()
+        self._items = work_items(self.threads)
         self._pool = _core.ThreadPool(self.threads, recover_stolen_cores=recover_stolen_cores)
         load_ahead()
 
@@ -80,8 +82,8 @@ class CpuBackend(Backend):
             near = [sibling for sibling in siblings if isinstance(sibling, CpuExecutable)]
         if experts is not None or options.tune or not options.stored_programs:
             return self._compile(graph, params, options, progress, experts, near)
-        target = f"{self.device.kind} {TargetSpec.of(options).identity}"
-        recompile = functools.partial(_recompile, options, self.device)
+        target = f"{self.device.kind} {TargetSpec.of(options).identity} items {self._items}"
+        recompile = functools.partial(_recompile, options, self.device, self._items)
         facts = processor_facts.known
         stored = StoredProgram(graph, options, Image, target, recompile, facts)
         image = stored.image
@@ -116,7 +118,8 @@ class CpuBackend(Backend):
         from ostinato.backends.cpu.capabilities import lowering_options
 
         target = TargetSpec.of(options)
-        lowering = lowering_options(options, target, self._tuner(options, target))
+        tuner = self._tuner(options, target)
+        lowering = lowering_options(options, target, tuner, items=self._items)
         tensors: Mapping[str, ExpertTensor] = {}
         if experts is not None:
             from ostinato.backends.common.expert_store import ExpertStore
@@ -162,11 +165,11 @@ class CpuBackend(Backend):
 
 
 def _recompile(
-    options: CompileOptions, device: Device, graph: BaseGraph, built: BaseGraph
+    options: CompileOptions, device: Device, items: int, graph: BaseGraph, built: BaseGraph
 ) -> Compilation:
     """Compile the graph of a stored program again."""
     from ostinato.backends.cpu.capabilities import lowering_options
     from ostinato.backends.cpu.compilation import compile_graph
 
-    lowering = lowering_options(options, TargetSpec.of(options))
+    lowering = lowering_options(options, TargetSpec.of(options), items=items)
     return compile_graph(graph, options, lowering, device, built=built)

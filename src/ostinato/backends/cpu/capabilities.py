@@ -9,6 +9,7 @@ from ostinato.backends.common.lowering_options import lowering_options as shared
 from ostinato.backends.cpu import processor_facts
 from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
 from ostinato.backends.cpu.rules.tiles import RegisterFile
+from ostinato.backends.cpu.rules.work_items import MANY_ITEMS
 from ostinato.dtypes import (
     ALL_DTYPES,
     BFLOAT16,
@@ -49,16 +50,21 @@ CAPABILITIES = Capabilities(
 
 
 def lowering_options(
-    options: CompileOptions, target: TargetSpec, choose_tiles: ChooseTiles | None = None
+    options: CompileOptions,
+    target: TargetSpec,
+    choose_tiles: ChooseTiles | None = None,
+    *,
+    items: int = MANY_ITEMS,
 ) -> CpuLowering:
     """The settings of lowering for ``target`` under these switches.
 
     Args:
         choose_tiles: see :class:`~ostinato.backends.cpu.rules.table.CpuLowering`.
+        items: see :class:`~ostinato.backends.cpu.rules.tiles.RegisterFile`.
     """
     on = options.optimize
     return CpuLowering(
-        _registers(options, target),
+        _registers(options, target, items),
         shared_options(options),
         winograd=on and options.winograd,
         builtin_copies=on,
@@ -68,7 +74,7 @@ def lowering_options(
     )
 
 
-def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
+def _registers(options: CompileOptions, target: TargetSpec, items: int) -> RegisterFile:
     narrow = {BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2}
     if target.has_half_conversions:
         narrow.add(FLOAT16)
@@ -88,6 +94,7 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         slow_memory=processor_facts.slow_memory,
         strips=processor_facts.strips_are_faster,
         row_strips=processor_facts.row_strips_are_faster,
+        items=items,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from ostinato.backends.cpu.capabilities import lowering_options
 from ostinato.backends.cpu.rules.packed_matmul import OrderedMatmul, PackedMatmul
 from ostinato.backends.cpu.rules.tiles import TileSizes, tile_choices
+from ostinato.backends.cpu.rules.work_items import work_items
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
 from ostinato.ir.leaves import CONSTANT, PARAM
@@ -97,7 +98,7 @@ class Tuner:
         self._target = target
         self._threads = threads
         self._deadline = time.monotonic() + options.tune_seconds
-        self._lowering = lowering_options(options, target)
+        self._lowering = lowering_options(options, target, items=work_items(threads))
 
     def __call__(self, matmul: PackedMatmul) -> TileSizes | None:
         """The fastest tile sizes of a matmul; ``None``: those of the heuristic."""
@@ -151,7 +152,8 @@ class Tuner:
         """A call of several products like this one, with these tile sizes."""
         self._check_time()
         graph = _graph(product)
-        options = lowering_options(self._options, self._target, lambda _: sizes)
+        items = self._lowering.registers.items
+        options = lowering_options(self._options, self._target, lambda _: sizes, items=items)
         executable = self._build(graph, options)
         (x,), results = graph.inputs.values(), graph.outputs.values()
         outputs = [np.empty(_sizes(y), y.dtype.numpy) for y in results]

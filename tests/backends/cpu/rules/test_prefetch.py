@@ -20,6 +20,8 @@ from ostinato.backends.cpu.llvm.toolchain import TargetSpec, assembly
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.prefetch import Prefetch
 from ostinato.backends.cpu.rules.table import lower_for_cpu
+from ostinato.backends.cpu.rules.work_items import work_items
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.records import replace
 from tests.backends.cpu.levels import across_levels
 
@@ -349,6 +351,30 @@ def test_all_rows_go_over_a_panel_block_by_block(caches: CacheSizes) -> None:
         assert block <= 4 * caches.first
     (narrow,) = gemms(product(128, 4096, 10 * gemm.panel, "float32")[0], caches)
     assert narrow.block < 128  # ten panels alone would be few items
+
+
+@pytest.mark.parametrize(
+    ("threads", "rows", "items"),
+    [(1, 128, 16), (2, 128, 16), (4, 64, 32), (8, 32, 64), (64, 32, 64)],
+)
+def test_the_fewer_threads_the_larger_items(threads: int, rows: int, items: int) -> None:
+    graph, _, _ = product(128, 768, 768, "float32")
+    target = replace(TargetSpec.host(), vector_bytes=64, caches=CacheSizes(48 << 10, 2 << 20))
+    settings = lowering_options(ost.CompileOptions(), target, items=work_items(threads))
+    program, _ = lower_for_cpu(graph, settings)
+    (gemm,) = (kernel for kernel in program.kernels if isinstance(kernel, Gemm))
+    assert (gemm.block, gemm.extent) == (rows, items)
+    assert f"in items of {rows}\n" in kernel_text(gemm)
+
+
+def test_items_of_any_size_give_the_same_bits() -> None:
+    graph, x, w = product(150, 771, 800, "float32")
+    results = [
+        ost.Session("cpu", threads=threads).compile(graph, params={"w": w}).run({"x": x})[0]
+        for threads in (1, 4, 8)
+    ]
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
 
 
 def test_blocks_are_of_one_size_where_they_can_be() -> None:

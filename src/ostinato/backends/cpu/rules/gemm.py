@@ -17,6 +17,7 @@ from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.backends.cpu.rules.prefetch import fits_cache
 from ostinato.backends.cpu.rules.tiles import chains_of
+from ostinato.backends.cpu.rules.work_items import MANY_ITEMS
 from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
@@ -57,9 +58,6 @@ too, and part of a panel."""
 
 _SUMS_PART = 16
 """The part of the second-level cache that the sums of an item may take."""
-
-_MANY_ITEMS = 64
-"""Items that keep some threads busy to the end."""
 
 _REUSING_ROWS = 256
 """Rows that go over a panel for so long that its arrival takes no time to speak of."""
@@ -111,6 +109,7 @@ class Gemm(CpuKernel):
         item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
         caches: those of a core, which the order of items suits.
         prefetch: the distances at which panels are prefetched; ``None``: they are not.
+        items: the work items to have at least, where large ones would leave fewer.
     """
 
     args: tuple[Arg, ...]
@@ -136,6 +135,7 @@ class Gemm(CpuKernel):
     prefetch: Prefetch | None = None
     block_rows: BlockRows | None = None
     chains: int | None = None
+    items: int = MANY_ITEMS
 
     renderer: ClassVar[str] = "gemm"
 
@@ -156,7 +156,8 @@ class Gemm(CpuKernel):
         """Everything but the epilogue."""
         for symbol in self.batch:
             text.line(1, f"for {text.axis(symbol)}")
-        items = "" if self.item_rows is None else f" in items of {self.item_rows}"
+        given = self.item_rows is not None or self._in_blocks
+        items = f" in items of {self.block}" if given else ""
         text.line(1, f"rows {text.axis(self.m)} by {self.rows}{items}")
         text.line(1, f"columns {text.axis(self.n)} by {self.panel}")
         for symbol in self.k:
@@ -285,7 +286,7 @@ class Gemm(CpuKernel):
             # Sums rest in the second-level cache while other tiles go over the block of k. The
             # fewer items a panel is in, the more computes while its next block arrives.
             room = max(room, self.caches.second // _SUMS_PART)
-            blocks = -(-_MANY_ITEMS // bounds(self.panels)[1])
+            blocks = -(-self.items // bounds(self.panels)[1])
             worthwhile = max(worthwhile, -(-tiles // blocks))
         fitting = room // (self.rows * self.panel * self.acc.itemsize)
         if self.stores_along_rows:

@@ -286,7 +286,12 @@ def segment_of(
         results = () if number else outputs
         form = matmul.panel_format(registers)
         kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
-        blocked = replace(kernel, item_rows=sizes.item_rows, caches=registers.caches)
+        blocked = replace(
+            kernel,
+            item_rows=sizes.item_rows,
+            caches=registers.caches,
+            items=registers.items,
+        )
         fetch, chains = _prefetch(registers, sizes, kernel), matmul.chains(registers)
         made.insert(0, replace(blocked, prefetch=fetch, chains=chains))
     return tuple(made)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.prefetch import FEW_ROWS, Prefetch, fits_cache
+from ostinato.backends.cpu.rules.work_items import MANY_ITEMS
 from ostinato.records import dataclass, field, replace
 from ostinato.variables import bounds
 
@@ -72,6 +73,7 @@ class RegisterFile:
             more bytes and more arithmetic depends on it.
         strips: finds whether panels in strips are read faster from memory; asked likewise.
         row_strips: the same for a single row.
+        items: the work items of a matmul that keep all threads busy to the end.
         bfloat16_dots: finds whether matmuls of bfloat16 are to be dot products of pairs; asked when
             there are such matmuls. ``None``: they are not.
         amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
@@ -90,6 +92,7 @@ class RegisterFile:
     slow_memory: Callable[[], bool] | None = None
     strips: Callable[[], bool] | None = None
     row_strips: Callable[[], bool] | None = None
+    items: int = MANY_ITEMS
 
     @property
     def prefetch(self) -> Prefetch | None:
