@@ -19,8 +19,8 @@ from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, where
 from ostinato.backends.cpu.llvm.memory import address, load, splat, store
 from ostinato.backends.cpu.llvm.microkernel import tile_dims, tile_lanes
-from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.types import I64, register_type
+from ostinato.backends.cpu.llvm.vecmath.exponential import normal_exp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.gemm import Gemm
 
 __all__ = ["OnlineSoftmax", "normalising_factor"]
-
-_XP = LaneNamespace()
 
 
 class OnlineSoftmax:
@@ -124,7 +122,7 @@ class OnlineSoftmax:
             def weight(within: int) -> None:
                 place = b.add(start, b.add(at, I64(within)))
                 score = load(b, self._scratch["weights"], self.acc, place, width)
-                weights[within] = place, _XP.exp(score - shift)
+                weights[within] = place, normal_exp(score - shift)
 
             chains = [partial(weight, within) for within in range(0, panel, width)]
             emit_interleaved(b, chains, alternate=self._interleaves)
@@ -138,7 +136,7 @@ class OnlineSoftmax:
         counted_loop(b, I64(0), keys, panel, weigh, name="panel")
         total = across(Lane(b, b.load(slot, typ=kind), self.acc, width), add)
         if not self.single:
-            correction = _XP.exp(self.get("shift", row, 1) - shift)
+            correction = normal_exp(self.get("shift", row, 1) - shift)
             self.put("correction", row, correction)
             self.put("shift", row, greatest)
             total = self.get("total", row, 1) * correction + total
@@ -250,8 +248,8 @@ def normalising_factor(total: Lane, shift: Lane | None, sink: Lane | None) -> La
         return 1.0 / where(total == 0.0, 1.0, total)
     shift = where(shift == -math.inf, 0.0, shift)
     greatest = _greater(sink, shift)
-    share = _XP.exp(shift - greatest)
-    total = total * share + _XP.exp(sink - greatest)
+    share = normal_exp(shift - greatest)
+    total = total * share + normal_exp(sink - greatest)
     return share / where(total == 0.0, 1.0, total)
 
 

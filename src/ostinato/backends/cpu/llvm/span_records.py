@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.llvm.lanes import Lane, where
 from ostinato.backends.cpu.llvm.memory import address, load, splat, store
-from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.types import I64
+from ostinato.backends.cpu.llvm.vecmath.exponential import normal_exp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.spans import SpanRecords
 
 __all__ = ["RecordMemory"]
-
-_XP = LaneNamespace()
 
 
 class RecordMemory:
@@ -89,7 +87,7 @@ class RecordMemory:
         before = self.shift(record)
         greatest = where(shift > before, shift, before)
         base = where(greatest == -math.inf, 0.0, greatest)
-        old, new = _XP.exp(before - base), _XP.exp(shift - base)
+        old, new = normal_exp(before - base), normal_exp(shift - base)
         added = self.total(record) * old + total * new
         self.write(
             record,

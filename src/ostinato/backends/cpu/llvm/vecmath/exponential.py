@@ -11,7 +11,7 @@ from ostinato.backends.cpu.llvm.vecmath.formats import FloatFormat, format_of
 from ostinato.backends.cpu.llvm.vecmath.polynomial import horner, mad, odd
 from ostinato.backends.cpu.llvm.vecmath.scaling import clamp, power_of_two, round_with_magic, scale
 
-__all__ = ["cosh", "exp", "exp2", "exp2_reduced", "expm1", "sinh", "tanh"]
+__all__ = ["cosh", "exp", "exp2", "exp2_reduced", "expm1", "normal_exp", "sinh", "tanh"]
 
 
 def exp(x: Lane) -> Lane:
@@ -19,6 +19,18 @@ def exp(x: Lane) -> Lane:
     form = format_of(x)
     n, r = _reduce(clamp(x, *form.exp_range), form)
     return scale(_exp_of_reduced(r, form), n)
+
+
+def normal_exp(x: Lane) -> Lane:
+    """e to the power ``x <= 0``, and 0 where that would be subnormal, or nearly.
+
+    For weights of a softmax, the greatest of which is 1. Products with subnormal numbers take more
+    than a hundred cycles on Intel's processors: attention of 512 rows whose scores lie far apart
+    took 20 times as long.
+    """
+    form = format_of(x)
+    n, r = _reduce(where(x < form.exp_normal, form.exp_normal, x), form)
+    return where(x < form.exp_normal, 0.0, scale(_exp_of_reduced(r, form), n))
 
 
 def exp2(x: Lane, form: FloatFormat | None = None) -> Lane:

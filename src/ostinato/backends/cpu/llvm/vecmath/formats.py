@@ -33,6 +33,7 @@ class FloatFormat:
         magic: adding it rounds to an integer, whose low bits are then the low bits of the sum.
         exp_range: beyond these arguments ``exp`` is 0 or infinity.
         exp2_range: the same for ``exp2``.
+        exp_normal: from this argument on ``exp`` is not subnormal.
         expm1_low: below it ``expm1`` is -1.
         tanh_high: above it ``tanh`` is 1.
         erf_high: above it ``erf`` is 1.
@@ -45,6 +46,7 @@ class FloatFormat:
     bias: int
     magic: float
     exp_range: tuple[float, float]
+    exp_normal: float
     exp2_range: tuple[float, float]
     expm1_low: float
     tanh_high: float
@@ -77,6 +79,7 @@ SINGLE = FloatFormat(
     bias=127,
     magic=1.5 * 2.0**23,
     exp_range=(-104.0, 89.0),
+    exp_normal=-87.0,
     exp2_range=(-151.0, 129.0),
     expm1_low=-18.0,
     tanh_high=9.25,
@@ -105,6 +108,7 @@ DOUBLE = FloatFormat(
     bias=1023,
     magic=1.5 * 2.0**52,
     exp_range=(-746.0, 710.0),
+    exp_normal=-708.0,
     exp2_range=(-1076.0, 1025.0),
     expm1_low=-38.0,
     tanh_high=19.5,
