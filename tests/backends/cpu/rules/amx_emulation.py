@@ -15,7 +15,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+from ostinato.records import replace
+
 Array = np.ndarray[Any, Any]
+
+HOST = TargetSpec.host()
+
+FEATURES = "+amx-tile,+amx-bf16,+amx-int8"
+
+#: This machine's processor, as if it had AMX.
+EMULATED = replace(HOST, features=f"{HOST.features},{FEATURES}")
 
 _REGISTERS, _ROWS, _ROW_BYTES = 8, 16, 64
 _DECLARATION = re.compile(r'declare void @"llvm\.x86\.(tile\w+|ldtilecfg|tdp\w+)"\((.*)\)')

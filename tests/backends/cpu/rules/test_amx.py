@@ -24,16 +24,13 @@ from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.dtypes import DType
 from ostinato.passes.pipeline import run_passes
 from ostinato.records import replace
-from tests.backends.cpu.rules.amx_emulation import Amx
+from tests.backends.cpu.rules.amx_emulation import EMULATED, FEATURES, HOST, Amx
 
 Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
-HOST = TargetSpec.host()
-AMX = "+amx-tile,+amx-bf16,+amx-int8"
-EMULATED = replace(HOST, features=f"{HOST.features},{AMX}")
-SAPPHIRE_RAPIDS = replace(HOST, cpu="sapphirerapids", features=f"-prefer-256-bit,{AMX}")
+SAPPHIRE_RAPIDS = replace(HOST, cpu="sapphirerapids", features=f"-prefer-256-bit,{FEATURES}")
 
 needs_avx512 = pytest.mark.skipif(not HOST.has_avx512, reason="this processor has no AVX-512")
 

@@ -24,16 +24,27 @@ from ostinato.dtypes import BFLOAT16, UINT8
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.dtypes import DType
 
-__all__ = ["configuration", "configured", "define_amx_tile"]
+__all__ = [
+    "TILE_ROWS",
+    "TILE_ROW_BYTES",
+    "configuration",
+    "configured",
+    "define_amx_tile",
+    "encoded",
+    "load_configuration",
+]
 
-_REGISTERS, _ROWS, _ROW_BYTES = 8, 16, 64
-"""Tile registers, their rows, and the bytes of a row."""
+TILE_ROWS, TILE_ROW_BYTES = 16, 64
+"""Rows of a tile register, and the bytes of a row."""
+
+_REGISTERS = 8
+"""Tile registers."""
 
 _SUM_BYTES = 4
 """Bytes of a sum, and of a column in a row of a panel."""
@@ -76,19 +87,41 @@ def configured(builder: ir.IRBuilder, gemm: Gemm) -> Iterator[None]:
 
 def configuration(gemm: Gemm, rows: int) -> bytes:
     """The operand of ``ldtilecfg`` for tiles of so many rows."""
-    shapes = [(0, 0)] * _REGISTERS
+    shapes = {}
     registers = _Registers(gemm, rows)
     for i, height in enumerate(registers.heights):
-        shapes[registers.left[i]] = height, _ROW_BYTES
+        shapes[registers.left[i]] = height, TILE_ROW_BYTES
         for register in registers.sums[i]:
-            shapes[register] = height, _ROW_BYTES
+            shapes[register] = height, TILE_ROW_BYTES
     for register in registers.right:
-        shapes[register] = _ROWS, _ROW_BYTES
-    row_bytes = b"".join(nbytes.to_bytes(2, "little") for _, nbytes in shapes)
-    heights = bytes(height for height, _ in shapes)
+        shapes[register] = TILE_ROWS, TILE_ROW_BYTES
+    return encoded(shapes)
+
+
+def encoded(shapes: Mapping[int, tuple[int, int]]) -> bytes:
+    """The operand of ``ldtilecfg``: rows, and bytes of a row, of each register that is used."""
+    found = [shapes.get(register, (0, 0)) for register in range(_REGISTERS)]
+    row_bytes = b"".join(nbytes.to_bytes(2, "little") for _, nbytes in found)
+    heights = bytes(height for height, _ in found)
     return (
         bytes([_PALETTE]).ljust(16, b"\0") + row_bytes.ljust(32, b"\0") + heights.ljust(16, b"\0")
     )
+
+
+def load_configuration(builder: ir.IRBuilder, name: str, content: bytes) -> None:
+    """Configure tile registers.
+
+    Args:
+        name: of the constant in the module, which it is for other uses, too.
+        content: the operand of ``ldtilecfg``.
+    """
+    module = builder.module
+    if name not in module.globals:
+        kind = ir.ArrayType(I8, len(content))
+        held = ir.GlobalVariable(module, kind, name)
+        held.initializer = ir.Constant(kind, bytearray(content))
+        held.linkage, held.global_constant, held.align = "internal", True, 64
+    call_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [module.globals[name]])
 
 
 class _Registers:
@@ -102,8 +135,8 @@ class _Registers:
     """
 
     def __init__(self, gemm: Gemm, rows: int) -> None:
-        columns = gemm.panel * _SUM_BYTES // _ROW_BYTES
-        self.heights = [min(_ROWS, rows - first) for first in range(0, rows, _ROWS)]
+        columns = gemm.panel * _SUM_BYTES // TILE_ROW_BYTES
+        self.heights = [min(TILE_ROWS, rows - first) for first in range(0, rows, TILE_ROWS)]
         count = len(self.heights)
         self.sums = [range(i * columns, (i + 1) * columns) for i in range(count)]
         self.left = range(count * columns, count * (columns + 1))
@@ -135,19 +168,21 @@ class _AmxTile:
         sums = [register for row in self.registers.sums for register in row]
         for register in sums:
             self._instruction("tilezero", [I8(register)])
-        steps, rest = divmod(bounds(self.gemm.depth)[1] * self.gemm.a_dtype.itemsize, _ROW_BYTES)
+        steps, rest = divmod(
+            bounds(self.gemm.depth)[1] * self.gemm.a_dtype.itemsize, TILE_ROW_BYTES
+        )
 
         def step(number: ir.Value) -> None:
-            left = self._after(self.a, b.mul(number, I64(_ROW_BYTES)))
+            left = self._after(self.a, b.mul(number, I64(TILE_ROW_BYTES)))
             self._step(left, self.row_bytes, self._panel_rows(number))
 
         counted_loop(b, I64(0), I64(steps), 1, step, trips=steps, name="k")
         if rest:
-            self._copy_zero_padded(out, steps * _ROW_BYTES, rest)
+            self._copy_zero_padded(out, steps * TILE_ROW_BYTES, rest)
             self._step(out, self.panel_row_bytes, self._panel_rows(I64(steps)))
         for i, row in enumerate(self.registers.sums):
             for j, register in enumerate(row):
-                distance = i * _ROWS * self.panel_row_bytes + j * _ROW_BYTES
+                distance = i * TILE_ROWS * self.panel_row_bytes + j * TILE_ROW_BYTES
                 place = self._after(out, I64(distance))
                 self._instruction("tilestored64", [I8(register), place, I64(self.panel_row_bytes)])
 
@@ -161,25 +196,25 @@ class _AmxTile:
         registers = self.registers
         for j in range(len(registers.sums[0])):
             columns = registers.right[j % len(registers.right)]
-            place = self._after(right, I64(j * _ROW_BYTES))
+            place = self._after(right, I64(j * TILE_ROW_BYTES))
             self._instruction("tileloadd64", [I8(columns), place, I64(self.panel_row_bytes)])
             for i, rows in enumerate(registers.left):
                 if j == 0:
-                    place = self._after(left, I64(i * _ROWS * row_bytes))
+                    place = self._after(left, I64(i * TILE_ROWS * row_bytes))
                     self._instruction("tileloadd64", [I8(rows), place, I64(row_bytes)])
                 self._instruction(self.product, [I8(registers.sums[i][j]), I8(rows), I8(columns)])
 
     def _copy_zero_padded(self, out: ir.Value, first: int, count: int) -> None:
         """Copy ``count`` bytes of each row of ``a`` from byte ``first`` on to where its sums go."""
         b = self.builder
-        mask = ir.Constant(mask_type(_ROW_BYTES), [i < count for i in range(_ROW_BYTES)])
+        mask = ir.Constant(mask_type(TILE_ROW_BYTES), [i < count for i in range(TILE_ROW_BYTES)])
         for row in range(self.rows):
-            part = load(b, self.a, UINT8, I64(row * self.row_bytes + first), _ROW_BYTES, mask)
+            part = load(b, self.a, UINT8, I64(row * self.row_bytes + first), TILE_ROW_BYTES, mask)
             store(b, out, UINT8, I64(row * self.panel_row_bytes), part)
 
     def _panel_rows(self, step: ir.Value) -> ir.Value:
         """The rows of the panel that a step takes."""
-        return self._after(self.b, self.builder.mul(step, I64(_ROWS * self.panel_row_bytes)))
+        return self._after(self.b, self.builder.mul(step, I64(TILE_ROWS * self.panel_row_bytes)))
 
     def _after(self, base: ir.Value, distance: ir.Value) -> ir.Value:
         return self.builder.gep(base, [distance], source_etype=I8)
@@ -197,11 +232,4 @@ def _product(a: DType, b: DType) -> str:
 
 
 def _load_configuration(builder: ir.IRBuilder, gemm: Gemm, rows: int) -> None:
-    module, name = builder.module, f"tiles.{gemm.panel}x{rows}"
-    if name not in module.globals:
-        content = bytearray(configuration(gemm, rows))
-        kind = ir.ArrayType(I8, len(content))
-        held = ir.GlobalVariable(module, kind, name)
-        held.initializer = ir.Constant(kind, content)
-        held.linkage, held.global_constant, held.align = "internal", True, 64
-    call_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [module.globals[name]])
+    load_configuration(builder, f"tiles.{gemm.panel}x{rows}", configuration(gemm, rows))

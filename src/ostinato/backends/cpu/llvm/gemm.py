@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         amx_tiles,
         bfloat16_tiles,
         byte_tiles,
+        packed_rows,
         packed_tiles,
         transpose,
     )
@@ -55,6 +56,7 @@ else:
     amx_tiles = LazyModule("ostinato.backends.cpu.llvm.amx_tiles")
     bfloat16_tiles = LazyModule("ostinato.backends.cpu.llvm.bfloat16_tiles")
     byte_tiles = LazyModule("ostinato.backends.cpu.llvm.byte_tiles")
+    packed_rows = LazyModule("ostinato.backends.cpu.llvm.packed_rows")
     packed_tiles = LazyModule("ostinato.backends.cpu.llvm.packed_tiles")
     transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
 
@@ -159,12 +161,11 @@ class _Tiles:
     def __init__(self, name: str, kernel: KernelFunction) -> None:
         self._name, self._kernel = name, kernel
         self._made: dict[object, dict[int, ir.Function]] = {}
+        self._tall: dict[object, ir.Function] = {}
 
     def of(self, gemm: Gemm) -> dict[int, ir.Function]:
         """The tiles for a gemm, by height."""
-        form, scales = gemm.b_format, gemm.scales
-        scaled = None if scales is None else (scales.size, scales.b_dtype)
-        key = (form, scaled, gemm.fetch, gemm.depth_block, gemm.remainders)
+        key = self._key(gemm)
         if key not in self._made:
             define = _define(gemm)
             prefix = f"{self._name}.{len(self._made)}.tile"
@@ -175,6 +176,24 @@ class _Tiles:
                 for rows in (gemm.rows, *gemm.remainders)
             }
         return self._made[key]
+
+    def tall(self, gemm: Gemm) -> ir.Function | None:
+        """The function for rows in tile registers, as many at a time as :attr:`Gemm.tall`."""
+        if not gemm.tall:
+            return None
+        key = self._key(gemm)
+        if key not in self._tall:
+            name = f"{self._name}.{len(self._tall)}.tall"
+            kernel = self._kernel
+            function = packed_rows.define_packed_rows(kernel.module, name, gemm, kernel.target)
+            self._tall[key] = function
+        return self._tall[key]
+
+    @staticmethod
+    def _key(gemm: Gemm) -> object:
+        form, scales = gemm.b_format, gemm.scales
+        scaled = None if scales is None else (scales.size, scales.b_dtype)
+        return form, scaled, gemm.fetch, gemm.depth_block, gemm.remainders
 
 
 def _define(gemm: Gemm) -> Callable[..., ir.Function]:
@@ -215,6 +234,7 @@ class _Segment:
         self.builder = kernel.builder
         self.indices = Indices(kernel.builder)
         self.tiles = [tiles.of(gemm) for gemm in gemms]
+        self.tall = [tiles.tall(gemm) for gemm in gemms]
         self.block = block
         self.panels = gemm.panels
         self.panel = axis(f"n.panel.{number}", self.panels)
@@ -252,6 +272,14 @@ class _Segment:
         dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
 
         operands = [*zip(self.gemms, self.tiles, panels, self.sums, scales, strict=True)]
+        first: ir.Value = I64(0)
+        if c.tall:
+            first = b.and_(count, I64(-c.tall))
+            a, offsets = locate(I64(0))
+            with when(b, b.icmp_signed(">", first, I64(0))):
+                for tall, (gemm, _, panel, sums, scaled) in zip(self.tall, operands, strict=True):
+                    ahead = self._ahead(gemm, panel, I64(0), None)
+                    b.call(tall, [a, offsets, panel, sums, *dims, *scaled(I64(0)), *ahead, first])
 
         def multiply(k: ir.Value | None, more: Sequence[ir.Value]) -> None:
             """All tiles over ``k``, or over a block of it that begins there."""
@@ -269,8 +297,8 @@ class _Segment:
                     arguments = [a, offsets, right, out, *dims, *scaled(row), *ahead, *more]
                     b.call(tiles[height], arguments)
 
-            if c.remainders:
-                self._separate_tiles(count, tile)
+            if c.remainders or c.tall:
+                self._separate_tiles(first, count, tile)
             else:
                 self._overlapping_tiles(count, tile)
 
@@ -328,11 +356,14 @@ class _Segment:
 
         counted_loop(b, I64(0), count, rows, step, name="tile")
 
-    def _separate_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
-        """Full tiles, then one as high as there are rows left."""
+    def _separate_tiles(
+        self, first: ir.Value, count: ir.Value, tile: Callable[[int, ir.Value], None]
+    ) -> None:
+        """Full tiles from row ``first`` on, then one as high as there are rows left."""
         c, b = self.gemm, self.builder
-        row = b.mul(b.udiv(count, I64(c.rows)), I64(c.rows))
-        counted_loop(b, I64(0), row, c.rows, lambda row: tile(c.rows, row), name="tile")
+        whole = b.mul(b.udiv(b.sub(count, first), I64(c.rows)), I64(c.rows))
+        row = b.add(first, whole)
+        counted_loop(b, first, row, c.rows, lambda row: tile(c.rows, row), name="tile")
         done = b.append_basic_block("tiles.done")
         switch = b.switch(b.sub(count, row), done)
         for height in c.remainders:

@@ -62,6 +62,9 @@ _SUMS_PART = 16
 _REUSING_ROWS = 256
 """Rows that go over a panel for so long that its arrival takes no time to speak of."""
 
+_TALL_ROWS = 256
+"""Rows of an item where tile registers multiply them: its panel is unpacked once for all."""
+
 _MANY_ROWS = 512
 """Rows that make many blocks."""
 
@@ -228,6 +231,16 @@ class Gemm(CpuKernel):
         return self.b_format is not None and self.b_format.tile_rows > 1
 
     @property
+    def tall(self) -> int:
+        """Rows that are multiplied at a time in tile registers, those that are left by vectors.
+
+        Rows that are not evenly spaced are all left to vectors; 0: so are all others.
+        """
+        if self.b_format is None or self.row_stride is None:
+            return 0
+        return self.b_format.tall if max_extent(self.m) >= self.b_format.tall else 0
+
+    @property
     def widens(self) -> bool:
         """Whether tiles widen panels of 16-bit floats as they read them."""
         form = self.b_format
@@ -293,8 +306,11 @@ class Gemm(CpuKernel):
             worthwhile = max(worthwhile, -(-_RUN // self.rows))
         if self.streams_rows:
             worthwhile = fitting
+        if self.tall:
+            worthwhile = max(worthwhile, _TALL_ROWS // self.rows)
         per_block = max(1, min(tiles, worthwhile, fitting))
-        return self.rows * -(-tiles // -(-tiles // per_block))
+        block = self.rows * -(-tiles // -(-tiles // per_block))
+        return -(-block // self.tall) * self.tall if self.tall else block
 
     @property
     def padded_block(self) -> int:
@@ -316,6 +332,8 @@ class Gemm(CpuKernel):
             # time for each row.
             overlapping = self.depth_block is None and not self.amx
             last = m % (self.block if overlapping else self.rows)
+            if self.tall:
+                last = m % self.tall % self.rows
             return (last,) if 0 < last < self.rows else ()
         return tuple(range(1, min(self.rows, max_extent(self.m) + 1)))
 
@@ -436,9 +454,10 @@ class Gemm(CpuKernel):
     def panels_innermost(self) -> bool:
         """Whether consecutive items share rows of ``a`` rather than a panel.
 
-        They do where all panels fit a cache, and where the rows do not.
+        They do where all panels fit a cache, and where the rows do not, or are unpacked panels'.
         """
-        return fits_cache(self.panels_bytes, self.caches) or self.streams_rows
+        many = self.streams_rows or self.tall > 0
+        return many or fits_cache(self.panels_bytes, self.caches)
 
     @property
     def panels_bytes(self) -> int:

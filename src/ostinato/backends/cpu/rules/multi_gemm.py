@@ -103,7 +103,8 @@ class MultiGemm(CpuKernel):
     def panels_innermost(self) -> bool:
         """See :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.panels_innermost`."""
         together = sum(gemm.panels_bytes for gemm in self.gemms)
-        return fits_cache(together, self.first.caches) or self.first.streams_rows
+        many = self.first.streams_rows or self.first.tall > 0
+        return many or fits_cache(together, self.first.caches)
 
     @property
     def masked_tail(self) -> int | None:

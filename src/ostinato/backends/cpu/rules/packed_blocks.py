@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
 from ostinato.backends.cpu.rules.stepped_matmul import RowMatmul, guarded
 from ostinato.backends.cpu.rules.tiles import tile_of_least_time
-from ostinato.dtypes import INT32, UINT8
+from ostinato.dtypes import INT8, INT32, UINT8
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.merge_axes import merge_axes
@@ -74,6 +74,9 @@ MINIMA_SHIFT = 4
 
 ROWS_OF_PAIRS = 4
 """Rows whose sums registers hold at once, with products in pairs; a tile has twice as many."""
+
+TALL = 16
+"""Rows of a tile register of AMX."""
 
 _MOST_ROWS, _MOST_VECTORS = 8, 4
 
@@ -178,7 +181,8 @@ class BlockPanels(PanelFormat):
         return bounds(depth)[1] // self.form.size
 
     def __str__(self) -> str:
-        return f"blocks of {self.form.name} by {self.steps}"
+        tall = f", {self.tall} rows in tile registers" if self.tall else ""
+        return f"blocks of {self.form.name} by {self.steps}{tall}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +232,8 @@ class PackedBlockMatmul(RowMatmul):
 
     def panel_format(self, registers: RegisterFile) -> BlockPanels:
         together = registers.byte_dots or self._in_pairs(registers)
-        return BlockPanels(UINT8, 4 if together else 2, form=self.form)
+        tall = TALL if registers.byte_dots and INT8 in registers.amx_dtypes else 0
+        return BlockPanels(UINT8, 4 if together else 2, tall=tall, form=self.form)
 
     @property
     def row_operands(self) -> tuple[PackedMatmul, ...]:

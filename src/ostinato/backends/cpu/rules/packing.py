@@ -48,6 +48,8 @@ class PanelFormat:
             no row of a panel has positions of two runs, and the last of each is zero at its end.
         tile_rows: rows of a panel that one instruction takes (AMX): panels have a multiple of them,
             zero beyond the last position of ``k``.
+        tall: rows of the left operand that are multiplied at a time in tile registers (AMX), where
+            there are as many; 0: none are.
         strip: columns of a *strip*, where a panel is one strip after the other, each with all
             positions of ``k``; ``None``: a row of a panel has all of its columns.
     """
@@ -57,6 +59,7 @@ class PanelFormat:
     halves: bool = False
     run: int | None = None
     tile_rows: int = 1
+    tall: int = 0
     strip: int | None = None
 
     @property
