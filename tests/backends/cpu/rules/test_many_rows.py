@@ -10,7 +10,10 @@ from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.errors import DeviceUnavailableError
 
-M, K, N = 523, 521, 101
+K, N = 521, 101
+
+#: Rows that take more than a second-level cache.
+M = max(523, TargetSpec.host().caches.second // (4 * K) + 25)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 
 import ostinato as ost
 from ostinato import reference
+from ostinato.backends.cpu import processor_facts
 from ostinato.backends.cpu.rules import winograd
 
 #: Largest error for one float32 rounding unit and the largest ``|x|`` times the sum of ``|w|`` of a
@@ -127,10 +128,11 @@ def test_random_shapes(seed: int, session: ost.Session) -> None:
     assert_close(session, made)
 
 
-def test_small_tiles(session: ost.Session) -> None:
+def test_small_tiles(session: ost.Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few positions and many weights: tiles of two, whose weights are fewer."""
+    monkeypatch.setattr(processor_facts, "slow_memory", lambda: False)
     made = conv_graph(1, 192, 192, 4, 4)
-    compiled = session.compile(*made)
+    compiled = session.compile(*made, options=ost.CompileOptions(stored_programs=False))
     products = next(k for k in compiled.plan.kernels if k.name == "products")
     assert "for i0: 0..15" in products.loops
     assert_close(session, made)
