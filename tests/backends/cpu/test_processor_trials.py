@@ -114,9 +114,16 @@ def test_few_rows_prefetch_where_it_pays(rows: int) -> None:
 
 def test_one_row_of_widened_weights_prefetches_where_few_rows_do() -> None:
     for answer, least in ((True, 1), (False, 5)):
-        fetch = registers(lambda answer=answer: answer).prefetch_for(1, LARGE, widens=True)  # type: ignore[misc]
+        fetch = registers(lambda answer=answer: answer).prefetch_for(1, LARGE, unpacks=True)  # type: ignore[misc]
         assert fetch is not None
         assert fetch.of_widened_weights.least_rows == least
+
+
+def test_one_row_of_packed_weights_prefetches_where_few_rows_do() -> None:
+    for answer, least in ((True, 1), (False, 3)):
+        fetch = registers(lambda answer=answer: answer).prefetch_for(1, LARGE, unpacks=True)  # type: ignore[misc]
+        assert fetch is not None
+        assert fetch.of_packed_weights.least_rows == least
 
 
 def test_symbolic_rows_may_be_few() -> None:

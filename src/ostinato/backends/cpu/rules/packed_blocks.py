@@ -280,7 +280,8 @@ class PackedBlockMatmul(RowMatmul):
         return BlockRows(self.form.size, self.form.group, *left)
 
     def row_prefetch(self, registers: RegisterFile) -> Prefetch | None:
-        found = registers.prefetch
+        nbytes = self.spec.b.type.max_bytes
+        found = registers.prefetch_for(self.spec.m, nbytes, unpacks=True)
         return None if found is None else found.of_packed_weights
 
 

@@ -301,7 +301,8 @@ def _prefetch(registers: RegisterFile, sizes: TileSizes, kernel: Gemm) -> Prefet
     """The distances of prefetching under these tile sizes; ``None``: there is none."""
     if sizes.prefetch is None:
         rows, nbytes = extent_of(kernel.m), kernel.panels_bytes
-        return registers.prefetch_for(rows, nbytes, widens=kernel.widens)
+        unpacks = kernel.widens or kernel.block_rows is not None
+        return registers.prefetch_for(rows, nbytes, unpacks=unpacks)
     found = registers.prefetch if sizes.prefetch else None
     return None if found is None else replace(found, least_rows=1)
 

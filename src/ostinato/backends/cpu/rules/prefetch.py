@@ -44,6 +44,10 @@ _LEAST_WIDENED_WHERE_FEW = 1
 #: as long, with 4 rows 0.6 times (Q4_0, Q4_K, Q6_K) or as long (Q8_0).
 _LEAST_PACKED_ROWS = 3
 
+#: The same where few rows of float32 prefetch: one row takes 0.76 to 0.87 times as long (Q4_0, Q4_K,
+#: Q6_K; an Intel Xeon with AMX).
+_LEAST_PACKED_WHERE_FEW = 1
+
 #: The same with vectors shorter than a line, which take more instructions for it: one row takes
 #: 0.65 to 0.75 times as long on Zen 3 (Q4_0, Q4_K, Q6_K; 1.0 with Q8_0), 2 and 4 rows 0.75 to 0.9.
 _LEAST_PACKED_ROWS_OF_SHORT_VECTORS = 1
@@ -133,8 +137,11 @@ class Prefetch:
     @property
     def of_packed_weights(self) -> Prefetch:
         """The same for tiles of packed weights, which compute longer on each line."""
-        short = self.vector_bytes < self.caches.line
-        least = _LEAST_PACKED_ROWS_OF_SHORT_VECTORS if short else _LEAST_PACKED_ROWS
+        least = _LEAST_PACKED_ROWS
+        if self.vector_bytes < self.caches.line:
+            least = _LEAST_PACKED_ROWS_OF_SHORT_VECTORS
+        elif self.least_rows <= FEW_ROWS:
+            least = _LEAST_PACKED_WHERE_FEW
         return replace(self, least_rows=min(self.least_rows, least))
 
     def __str__(self) -> str:

@@ -99,19 +99,20 @@ class RegisterFile:
         """The distances of prefetching; ``None``: there is none."""
         return Prefetch(self.caches, self.vector_bytes) if self.prefetches else None
 
-    def prefetch_for(self, rows: Dim, nbytes: int, *, widens: bool = False) -> Prefetch | None:
+    def prefetch_for(self, rows: Dim, nbytes: int, *, unpacks: bool = False) -> Prefetch | None:
         """The same for a matmul.
 
         Args:
             rows: of the matmul.
             nbytes: of its panels, at most.
-            widens: whether tiles widen 16-bit floats.
+            unpacks: whether tiles widen 16-bit floats or take packed weights apart, so that a single
+                row may gain, too.
         """
         found = self.prefetch
         if found is None or self.few_rows_prefetch is None:
             return found
         most = bounds(rows)[1]
-        least = 1 if widens else FEW_ROWS
+        least = 1 if unpacks else FEW_ROWS
         few = least <= most < found.least_rows or (not isinstance(rows, int) and most > 1)
         if few and not fits_cache(nbytes, self.caches) and self.few_rows_prefetch():
             return replace(found, least_rows=FEW_ROWS)
