@@ -44,8 +44,8 @@ _LEAST_WIDENED_WHERE_FEW = 1
 #: as long, with 4 rows 0.6 times (Q4_0, Q4_K, Q6_K) or as long (Q8_0).
 _LEAST_PACKED_ROWS = 3
 
-#: The same where few rows of float32 prefetch: one row takes 0.76 to 0.87 times as long (Q4_0, Q4_K,
-#: Q6_K; an Intel Xeon with AMX).
+#: The same where few rows of float32 prefetch: one row takes 0.76 to 0.87 times as long (Q4_0,
+#: Q4_K, Q6_K; an Intel Xeon with AMX).
 _LEAST_PACKED_WHERE_FEW = 1
 
 #: The same with vectors shorter than a line, which take more instructions for it: one row takes

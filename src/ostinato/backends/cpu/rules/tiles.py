@@ -105,8 +105,8 @@ class RegisterFile:
         Args:
             rows: of the matmul.
             nbytes: of its panels, at most.
-            unpacks: whether tiles widen 16-bit floats or take packed weights apart, so that a single
-                row may gain, too.
+            unpacks: whether tiles widen 16-bit floats or take packed weights apart, so that one row
+                may gain, too.
         """
         found = self.prefetch
         if found is None or self.few_rows_prefetch is None:
