@@ -5,9 +5,9 @@
 
 Matmuls of 1 to 128 rows with a weight that stays in a cache and with one that comes from memory,
 next to the rate of multiply-adds in registers and of reads from memory. The lesser of both rates
-is the ceiling of a matmul. Where the bandwidth of memory swings with other machines' work, so does
-the ceiling: on one thread, times are compared with those of reads right before and after, too. All
-of them alternate in one process that is pinned to its cores, with
+is the ceiling of a matmul. Where the bandwidth of memory and the clock swing with other machines'
+work, so does the ceiling: on one thread, times are compared with those of reads and multiply-adds
+right before and after, too. All of them alternate in one process that is pinned to its cores, with
 ``CompileOptions(prefetch=False)`` as a further side; times are the least of many, since whatever
 else runs on the machine only adds to them.
 """
@@ -53,6 +53,8 @@ FORMATS = {
 }
 #: Positions of ``k`` that share a scale, in matmuls of 4-bit codes.
 GROUP = 32
+#: Rounds of multiply-adds that take a few milliseconds.
+_MULTIPLY_ADDS = 1 << 20
 #: Short calls are timed in bunches of about this many seconds.
 _BUNCH = 5e-4
 
@@ -70,8 +72,8 @@ class Result:
         without: the GFLOP/s that ``CompileOptions(prefetch=False)`` reaches.
         ceiling: the GFLOP/s that memory and float32 arithmetic allow together; for weights in a
             cache, arithmetic alone. Dot products of bytes may exceed it.
-        paired: on one thread, the median over rounds of the share of what reads around a call
-            and arithmetic allow together; 0 for weights in a cache, and on more threads.
+        paired: on one thread, the median over rounds of the share of what reads and multiply-adds
+            around a call allow together; 0 for weights in a cache, and on more threads.
     """
 
     format: str
@@ -95,8 +97,8 @@ class _Reading(Workload):
     flops, memory_read, memory_written = 0, 4 * DEPTH * COLUMNS["memory"], 0  # type: ignore
 
 
-class _Reader:
-    """Reads of as many bytes as a weight has, on one thread."""
+class _Around:
+    """Reads of as many bytes as a weight has, and multiply-adds, on one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._kernels, self._clock = Kernels(), clock
@@ -110,6 +112,13 @@ class _Reader:
         start = self._clock()
         self._kernels.copy(self._start, self._start, 0, steps, 1)
         return (self._clock() - start) / (steps * self._step)
+
+    def seconds_per_flop(self) -> float:
+        """Of some milliseconds of multiply-adds in registers."""
+        start = self._clock()
+        self._kernels.fma(_MULTIPLY_ADDS)
+        count = 2 * _MULTIPLY_ADDS * CHAINS * self._kernels.lanes
+        return (self._clock() - start) / count
 
 
 class _Side:
@@ -135,12 +144,12 @@ class _Side:
         self.last = self._seconds()
         self.least = min(self.least, self.last)
 
-    def turn_between_reads(self, reader: _Reader, gflops: float) -> None:
-        """The same, next to the time that reads around it and arithmetic take together."""
-        before = reader.seconds_per_byte()
+    def turn_between(self, around: _Around) -> None:
+        """The same, next to the time that reads and multiply-adds around it take, the longer."""
+        read, computed = around.seconds_per_byte(), around.seconds_per_flop()
         self.turn()
-        read = self.nbytes * (before + reader.seconds_per_byte()) / 2
-        self.ratios.append(max(read, self.flops / (1e9 * gflops)) / self.last)
+        computed, read = computed + around.seconds_per_flop(), read + around.seconds_per_byte()
+        self.ratios.append(max(self.nbytes * read, self.flops * computed) / 2 / self.last)
 
     def _seconds(self) -> float:
         calls, call, clock = range(self._count), self._call, self._clock
@@ -219,15 +228,15 @@ def _measured(
     specs = [(kind, m, weight) for kind in formats for m in rows for weight in COLUMNS]
     sides = {spec: [_Side(session, spec, clock, on=on) for on in (True, False)] for spec in specs}
     gflops = gbytes = 0.0
-    reader = _Reader(clock) if threads == 1 else None
+    around = _Around(clock) if threads == 1 else None
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         floors = probe.measure()
         gflops, gbytes = max(gflops, floors.gflops), max(gbytes, floors.gbytes)
         for (_, _, weight), (on, off) in sides.items():
             off.turn()
-            if reader is not None and weight == "memory":
-                on.turn_between_reads(reader, gflops)
+            if around is not None and weight == "memory":
+                on.turn_between(around)
             else:
                 on.turn()
     print(f"{threads} threads: {gflops:.1f} GFLOP/s in registers, {gbytes:.1f} GB/s read")
