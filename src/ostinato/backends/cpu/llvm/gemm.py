@@ -335,14 +335,11 @@ class _Segment:
         nbytes = gemm.depth_block * step
         share = nbytes // gemm.fetching_tiles // fetch.caches.line * fetch.caches.line
         first = b.mul(b.udiv(row, I64(gemm.rows)), I64(share))
-        whole = gemm.depth_block * gemm.panel * gemm.b_dtype.itemsize
-        # Of narrow strips, the next block: the hardware fetches those behind it.
-        blocks = 1 if gemm.narrow_strips else fetch.block_distance(whole) // whole
-        ahead = self._bytes_after(right, b.add(I64(blocks * nbytes), first))
+        ahead = self._bytes_after(right, b.add(I64(nbytes), first))
         if gemm.strip == gemm.panel:
             return [ahead]
         # What is behind a strip's end is of the next strip, not of the next panel.
-        beyond = b.icmp_signed(">=", k, I64(gemm.depth - blocks * gemm.depth_block))
+        beyond = b.icmp_signed(">=", k, I64(gemm.depth - gemm.depth_block))
         others = gemm.depth * (gemm.panel - gemm.strip) * gemm.b_dtype.itemsize
         return [self._bytes_after(ahead, b.select(beyond, I64(others), I64(0)))]
 

@@ -157,7 +157,6 @@ class _Renderer:
         depth, (k_axis,) = max_extent(grouped.k), gemm.sum_axes
         line, nbytes = gemm.fetch.caches.line, steps * gemm.panel * gemm.b_dtype.itemsize
         share = nbytes // gemm.fetching_tiles // line * line
-        distance = I64(gemm.fetch.block_distance(nbytes))
         # One low tile computes too little for the hardware to be helped: its requests are for what
         # it reads itself.
         several = b.icmp_signed(">", count, I64(gemm.fetch.least_rows - 1))
@@ -172,7 +171,7 @@ class _Renderer:
             def tile(right: ir.Value, sums: ir.Value, row: ir.Value) -> None:
                 offsets = address(b, self.offsets, INT64, row)
                 out = address(b, sums, grouped.acc, b.mul(row, I64(gemm.panel)))
-                first = b.add(distance, b.mul(b.udiv(row, I64(grouped.rows)), I64(share)))
+                first = b.add(I64(nbytes), b.mul(b.udiv(row, I64(grouped.rows)), I64(share)))
                 ahead = self._after(right, b.select(several, first, I64(0)))
                 arguments = [a, offsets, right, out, ahead, taken, resumed]
                 rows = self._height(b.sub(count, row))
