@@ -34,10 +34,11 @@ class CompileOptions:
             processor has them and they are much faster than widening. Float32 rows are rounded to
             bfloat16 for it, sums are taken in pairs, and subnormal numbers count as zero. ``None``:
             in language models only (:mod:`ostinato.llm`).
-        amx: multiply bytes by bytes, and if ``True`` also bfloat16 by bfloat16, in the tile
-            registers of Intel AMX, where the processor has them and the system permits their use.
-            Products of bytes are the same; for bfloat16, products at even and at odd positions are
-            summed apart, and subnormal numbers count as zero. ``False``: neither.
+        amx: multiply bytes by bytes, and if ``True`` or with ``bfloat16_dots`` also bfloat16 by
+            bfloat16, in the tile registers of Intel AMX, where the processor has them and the
+            system permits their use. Products of bytes are the same; for bfloat16, products at even
+            and at odd positions are summed apart, and subnormal numbers count as zero. ``False``:
+            neither.
         interleave: compute several vectors of a long function at a time, an instruction of each in
             turn.
         reciprocal_division: divide long rows by one float32 through its reciprocal, corrected to

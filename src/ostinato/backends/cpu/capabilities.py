@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
 
-__all__ = ["CAPABILITIES", "fast_bfloat16_dots", "lowering_options", "widens_rows"]
+__all__ = ["CAPABILITIES", "fast_bfloat16_dots", "lowering_options", "rounds_rows", "widens_rows"]
 
 #: Without rope: spelled out, its halves are loops over neighbours, which fill vectors.
 _OPS = {*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS} - {"rope"}
@@ -108,6 +108,17 @@ def fast_bfloat16_dots(options: CompileOptions, target: TargetSpec) -> Callable[
     return processor_facts.bfloat16_dots_are_fast if wanted else None
 
 
+def rounds_rows(options: CompileOptions, target: TargetSpec) -> Callable[[], bool] | None:
+    """Finds whether an instruction multiplies rows that are rounded to bfloat16 faster.
+
+    Returns:
+        ``None`` where there is none, or the options do not ask for it.
+    """
+    if options.bfloat16_dots and BFLOAT16 in _amx_dtypes(options, target):
+        return lambda: True
+    return fast_bfloat16_dots(options, target)
+
+
 def widens_rows(options: CompileOptions, target: TargetSpec, dtype: DType) -> bool:
     """Whether no instruction multiplies rows of a 16-bit float with weights of the same."""
     if dtype in _amx_dtypes(options, target):
@@ -117,9 +128,12 @@ def widens_rows(options: CompileOptions, target: TargetSpec, dtype: DType) -> bo
 
 
 def _amx_dtypes(options: CompileOptions, target: TargetSpec) -> frozenset[DType]:
-    """The dtypes of matrices to multiply in tile registers: those whose results are the same."""
+    """The dtypes of matrices to multiply in tile registers.
+
+    By default those whose results are the same, and bfloat16 where dot products of it are wanted.
+    """
     if options.amx is None:
-        return target.amx_dtypes - {BFLOAT16}
+        return target.amx_dtypes if options.bfloat16_dots else target.amx_dtypes - {BFLOAT16}
     return target.amx_dtypes if options.amx else frozenset()
 
 

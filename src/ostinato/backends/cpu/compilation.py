@@ -9,7 +9,7 @@ from ostinato.backends.common.image_builder import build_image, external_bytes
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
 from ostinato.backends.common.report_notes import note_kernels
-from ostinato.backends.cpu.capabilities import CAPABILITIES, fast_bfloat16_dots, widens_rows
+from ostinato.backends.cpu.capabilities import CAPABILITIES, rounds_rows, widens_rows
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode, SizeCode
 from ostinato.backends.cpu.image import AnyStep, ControlStep, Image, SizeStep, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
@@ -154,7 +154,7 @@ def compile_graph(
         partial(lower_for_cpu, settings=lowering),
         resident=_resident,
         built=built,
-        bfloat16_rows=fast_bfloat16_dots(options, target),
+        bfloat16_rows=rounds_rows(options, target),
         widened_rows=partial(widens_rows, options, target),
     )
     report, program = lowered.report, lowered.program

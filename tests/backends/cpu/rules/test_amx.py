@@ -98,6 +98,28 @@ def test_bfloat16(lowered: Lowered, sizes: tuple[int, int, int]) -> None:
 
 
 @needs_avx512
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_dot_products_that_are_wanted(lowered: Lowered, rows: int) -> None:
+    """Of any number of rows, with float32 results; a row has the same bits among any others."""
+    if not HOST.has_bfloat16_dots:
+        pytest.skip("this processor has no dot products of bfloat16")
+    g = ost.Graph("dots")
+    x, w = numbers((40, 100), "bfloat16")[:rows], numbers((100, 70), "bfloat16", 1)
+    left, right = g.input("x", x.shape, "bfloat16"), g.param("w", w.shape, "bfloat16")
+    g.set_outputs([g.widening_matmul(left, right)])
+    amx = Amx()
+    run = lowered(g, EMULATED, rewrite=amx.rewritten, bfloat16_dots=True)
+    (got,) = run({"x": x, "w": w})
+    amx.check()
+    assert amx.executed["tdpbf16ps"]
+    assert got.dtype == np.float32
+    wide = [array.astype(np.float64) for array in (x, w)]
+    np.testing.assert_allclose(got, wide[0] @ wide[1], rtol=1e-5, atol=1e-4)
+    again = lowered(g, EMULATED, rewrite=amx.rewritten, bfloat16_dots=True)({"x": x[::-1], "w": w})
+    np.testing.assert_array_equal(again[0][::-1], got)
+
+
+@needs_avx512
 @pytest.mark.parametrize("dtypes", BYTES, ids="-".join)
 def test_bytes_are_exact(lowered: Lowered, dtypes: tuple[str, str]) -> None:
     left, right = dtypes
@@ -368,6 +390,9 @@ def test_bytes_where_detected_and_bfloat16_where_wanted() -> None:
     assert not gemm(graph, EMULATED).amx
     assert not gemm(graph, HOST, amx=True).amx
     assert "tdp" not in code(gemm(graph, EMULATED), EMULATED)
+    assert gemm(graph, EMULATED, bfloat16_dots=True).amx
+    assert not gemm(graph, EMULATED, bfloat16_dots=True, amx=False).amx
+    assert not gemm(matmul(7, 64, 128), EMULATED, amx=True).amx
     only_bytes = replace(HOST, features=f"{HOST.features},+amx-tile,+amx-int8")
     assert not gemm(graph, only_bytes, amx=True).amx
     assert gemm(matmul(64, 64, 128, "int8", "int8"), only_bytes, amx=True).amx

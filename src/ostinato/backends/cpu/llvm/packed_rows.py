@@ -187,7 +187,7 @@ class _Stretches:
             prefetch(self.builder, ahead, I64(place))
 
     def _left(self, chunk: ir.Value) -> list[ir.Value]:
-        """What belongs to the first row, from a chunk on."""
+        """The operands of the first row, from a chunk on."""
         b, (a, out, scales, sums) = self.builder, self.left
         blocks = b.udiv(chunk, I64(self.layout.chunks))
         groups = b.mul(chunk, I64(self.layout.chunk_groups))

@@ -54,12 +54,15 @@ class AmxMatmul(SteppedMatmul):
 
 def amx_matmul(node: Node, registers: RegisterFile) -> AmxMatmul | None:
     """The matmul of a node in tiles, if it is enough rows times a matrix of known size."""
-    if node.op.name not in ("matmul", "integer_matmul"):
+    if node.op.name not in ("matmul", "widening_matmul", "integer_matmul"):
         return None
     a, b = node.inputs
     if not {a.dtype, b.dtype} <= registers.amx_dtypes or a.dtype.is_float != b.dtype.is_float:
         return None
     spec = rows_times_matrix(node)
-    if spec is None or spec.acc.itemsize != _SUM_BYTES or bounds(spec.m)[1] < _FEWEST_ROWS:
+    # Dot products of bfloat16 are summed in one order, however many rows there are.
+    dots = a.dtype.is_float and registers.bfloat16_dots is not None
+    fewest = 1 if dots else _FEWEST_ROWS
+    if spec is None or spec.acc.itemsize != _SUM_BYTES or bounds(spec.m)[1] < fewest:
         return None
     return AmxMatmul(spec)
