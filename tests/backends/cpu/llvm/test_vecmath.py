@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.llvm.vecmath.exponential import normal_exp
 from ostinato.dtypes import FLOAT32, FLOAT64
 from ostinato.errors import DeviceUnavailableError
 
@@ -125,6 +126,20 @@ def test_every_width_gives_the_same_bits(single, double, name):
 def test_float64_is_accurate_everywhere(double, name):
     x = samples(np.float64, 20_000)
     assert_accurate(name, x, double(f"{name}_8", x), reference(name, x), ULP_FLOAT64[name])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held", "least"), [(FLOAT32, np.float32, -87.0), (FLOAT64, np.float64, -708.0)]
+)
+def test_weights_of_a_softmax_are_never_subnormal(compile_loops, dtype, held, least):
+    """They have the bits of ``exp`` down to a bound, and are zero below."""
+    functions = {"normal_exp": (normal_exp, (dtype,), 8), "exp": (XP.exp, (dtype,), 8)}
+    code = compile_loops(functions)
+    x = -np.abs(samples(held, 20_000))
+    weights, exact = code("normal_exp", x), code("exp", x)
+    np.testing.assert_array_equal(weights, np.where(x < least, 0, exact))
+    assert not ((weights != 0) & (weights < np.finfo(held).tiny)).any()
+    assert np.isnan(weights).sum() == np.isnan(x).sum() > 0
 
 
 @pytest.mark.parametrize("level", ["avx2", "sse2"])
