@@ -38,7 +38,7 @@ from ostinato.backends.cpu.llvm.microkernel import define_tile
 from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec, compile_module
 from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.backends.cpu.loader.link import load as link
-from ostinato.backends.cpu.rules.gemm import SumAxis
+from ostinato.backends.cpu.rules.sum_axes import SumAxis
 from ostinato.dtypes import BFLOAT16, FLOAT32, DType
 
 Array = np.ndarray[Any, Any]

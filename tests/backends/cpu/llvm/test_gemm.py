@@ -17,7 +17,8 @@ from ostinato.backends.cpu.llvm.gemm import render
 from ostinato.backends.cpu.llvm.kernel import extent_symbol
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module
 from ostinato.backends.cpu.loader.link import load
-from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
+from ostinato.backends.cpu.rules.gemm import Gemm
+from ostinato.backends.cpu.rules.sum_axes import SumAxis
 from ostinato.backends.cpu.rules.tiles import tile_for
 from ostinato.dtypes import (
     BFLOAT16,

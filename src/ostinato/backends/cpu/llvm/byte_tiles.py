@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.sum_axes import SumAxis
     from ostinato.variables import Dim
 
 __all__ = ["define_byte_tile"]

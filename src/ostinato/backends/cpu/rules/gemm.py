@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.backends.cpu.rules.prefetch import fits_cache
+from ostinato.backends.cpu.rules.sum_axes import SumAxis, sum_axes
 from ostinato.backends.cpu.rules.tiles import chains_of
 from ostinato.backends.cpu.rules.work_items import MANY_ITEMS
-from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent
@@ -33,7 +33,6 @@ from ostinato.variables import (
     minimum,
     prod,
     substitute,
-    symbols,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
 
-__all__ = ["Gemm", "SumAxis", "sum_axes"]
+__all__ = ["Gemm"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
@@ -70,14 +69,6 @@ _MANY_ROWS = 512
 
 _RUN = 16
 """Consecutive elements that are worth storing along rows; what is transposed is a multiple."""
-
-
-@dataclass(frozen=True)
-class SumAxis:
-    """A loop of the sum: ``extent`` values, ``step`` elements of ``a`` apart."""
-
-    extent: Dim
-    step: Dim
 
 
 @dataclass(frozen=True, eq=False)
@@ -510,34 +501,6 @@ class Gemm(CpuKernel):
     @property
     def _panel_elements(self) -> int:
         return self.panel * bounds(self.depth)[1]
-
-
-def sum_axes(a_index: Dim, k: tuple[Symbol, ...]) -> tuple[SumAxis, ...]:
-    """The axes of a sum as loops, outermost first; axes that one loop can walk are merged.
-
-    Args:
-        a_index: the element offset into the left operand.
-        k: the axes summed over.
-
-    Raises:
-        OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
-    """
-    merged: list[SumAxis] = []
-    for symbol in k:
-        loop = SumAxis(extent_of(symbol), _step(a_index, symbol, k))
-        if loop.extent == 1:
-            continue
-        if merged and merged[-1].step == loop.extent * loop.step:
-            loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
-        merged.append(loop)
-    return tuple(merged)
-
-
-def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:
-    split = coefficient(index, symbol)
-    if split is None or not symbols(split[0]).isdisjoint(k):
-        raise OstinatoError(f"gemm: {index} is not affine in {symbol.name}")
-    return split[0]
 
 
 def _whole_lines(size: int) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.rules.gemm import sum_axes
 from ostinato.backends.cpu.rules.packing import BlockScales, PanelFormat
 from ostinato.backends.cpu.rules.stepped_matmul import RowMatmul, SteppedMatmul, guarded
+from ostinato.backends.cpu.rules.sum_axes import sum_axes
 from ostinato.backends.cpu.rules.tiles import tile_of_least_time
 from ostinato.dtypes import INT32, UINT8
 from ostinato.lower.loopir.builder import symbols_of
