@@ -12,6 +12,7 @@ import pytest
 from llvmlite import ir
 
 from ostinato.backends.cpu.llvm import toolchain
+from ostinato.backends.cpu.llvm.lanes import Lane
 from ostinato.backends.cpu.llvm.memory import load, store
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.toolchain import (
@@ -22,8 +23,10 @@ from ostinato.backends.cpu.llvm.toolchain import (
     optimized,
 )
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I64
+from ostinato.backends.cpu.llvm.vecmath.exponential import exp
 from ostinato.dtypes import FLOAT32
 from ostinato.errors import DeviceUnavailableError, OstinatoError
+from ostinato.records import replace
 
 XP = LaneNamespace()
 
@@ -197,3 +200,29 @@ def test_importing_loads_no_compiler():
         "sys.exit('llvmlite' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("triple", "cpu", "slow"),
+    [
+        ("x86_64-unknown-linux-gnu", "sapphirerapids", True),
+        ("x86_64-unknown-linux-gnu", "x86-64-v3", True),
+        ("x86_64-unknown-linux-gnu", "znver4", False),
+        ("aarch64-unknown-linux-gnu", "neoverse-v2", False),
+    ],
+)
+def test_underflow_is_slow_on_some_processors(triple: str, cpu: str, slow: bool) -> None:
+    assert replace(TargetSpec.host(), triple=triple, cpu=cpu).slow_underflow == slow
+
+
+@pytest.mark.parametrize("cpu", ["znver4", "sapphirerapids"])
+def test_what_vanishes_is_scaled_apart_where_underflow_is_slow(cpu: str) -> None:
+    module = ir.Module("exp")
+    kind = ir.VectorType(ir.FloatType(), 16)
+    function = ir.Function(module, ir.FunctionType(kind, [kind]), "vector_exp")
+    builder = ir.IRBuilder(function.append_basic_block())
+    builder.ret(exp(Lane(builder, function.args[0], FLOAT32, 16)).value)
+    target = replace(TargetSpec.host(), cpu=cpu)
+    if not target.has_avx512:
+        pytest.skip("this machine has no AVX-512")
+    assert ("{z}" in assembly(module, target)) == target.slow_underflow

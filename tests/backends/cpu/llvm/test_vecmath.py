@@ -84,6 +84,7 @@ def samples(dtype, count):
         rng.uniform(-10, 10, count),
         rng.uniform(-1, 1, count),
         rng.uniform(-104, 104, count),
+        rng.uniform(-106, -103, count // 4),
         1 + rng.uniform(-1e-3, 1e-3, count // 4),
         10.0 ** rng.uniform(-20, 0, count // 4),
         rng.uniform(-1e7, 1e7, count // 2),

@@ -17,7 +17,7 @@ from ostinato.backends.cpu.llvm.types import I8, I16, I32, call_intrinsic, regis
 from ostinato.backends.cpu.llvm.vecmath.formats import format_of
 from ostinato.backends.cpu.llvm.vecmath.polynomial import mad
 from ostinato.backends.cpu.llvm.vecmath.scaling import power_of_two
-from ostinato.dtypes import FLOAT32, FLOAT64, INT32
+from ostinato.dtypes import BOOL, FLOAT32, FLOAT64, INT32
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,11 +27,17 @@ __all__ = ["define_half_conversions", "define_scaling"]
 _SCALE = re.compile(r"ostinato\.scale\.(?:v(\d+))?f(32|64)")
 
 
-def define_scaling(library: ir.Module, names: Iterable[str], *, avx512: bool) -> None:
+def define_scaling(
+    library: ir.Module, names: Iterable[str], *, avx512: bool, slow_underflow: bool
+) -> None:
     """Defines those of ``names`` that are ``ostinato.scale`` functions.
 
-    ``scale(x, n)`` is ``x * 2**n`` rounded once, for integral ``n`` of magnitude up to twice the
-    exponent bias; NaN in ``x`` stays NaN.
+    ``scale(x, n)`` is ``x * 2**n`` rounded once, for ``x`` below 2 and integral ``n`` of magnitude
+    up to twice the exponent bias; NaN in ``x`` or ``n`` stays NaN.
+
+    Args:
+        avx512: whether one instruction does it.
+        slow_underflow: whether what vanishes is to be zero without underflow.
     """
     for name in names:
         match = _SCALE.fullmatch(name)
@@ -45,7 +51,12 @@ def define_scaling(library: ir.Module, names: Iterable[str], *, avx512: bool) ->
         function.attributes.add("alwaysinline")
         builder = ir.IRBuilder(function.append_basic_block())
         x, n = (Lane(builder, argument, dtype, lanes) for argument in function.args)
-        result = _scale_in_hardware(x, n) if avx512 else _scale_in_two_steps(x, n)
+        present = _is_present(n) if slow_underflow else None
+        if avx512:
+            result = _scale_in_hardware(x, n, present)
+        else:
+            x = x if present is None else where(present, x, 0.0)
+            result = _scale_in_two_steps(x, n)
         builder.ret(result.value)
 
 
@@ -106,27 +117,40 @@ def _scale_in_two_steps(x: Lane, n: Lane) -> Lane:
     return x * power_of_two(first, form) * power_of_two(n - first, form)
 
 
-def _scale_in_hardware(x: Lane, n: Lane) -> Lane:
+def _is_present(n: Lane) -> Lane:
+    """Whether what is scaled by ``2**n`` does not vanish, or is NaN."""
+    b, least = n.builder, n.full(format_of(n).vanishing)
+    return Lane(b, b.fcmp_unordered(">", n.value, least.value), BOOL, n.lanes)
+
+
+def _scale_in_hardware(x: Lane, n: Lane, present: Lane | None) -> Lane:
     """``vscalef`` on registers of 128, 256 or 512 bits, other widths in such pieces."""
     bits = x.lanes * x.dtype.bits
-    if bits < 128:
-        wide = 128 // x.dtype.bits
-        return _resized(_scale_in_hardware(_resized(x, 0, wide), _resized(n, 0, wide)), 0, x.lanes)
     if bits in (128, 256, 512):
-        return _scalef(x, n)
+        return _scalef(x, n, present)
+
+    def part(start: int, lanes: int) -> Lane:
+        """Some lanes; those past the end are undefined."""
+        mask = None if present is None else _resized(present, start, lanes)
+        return _scale_in_hardware(_resized(x, start, lanes), _resized(n, start, lanes), mask)
+
+    if bits < 128:
+        return _resized(part(0, 128 // x.dtype.bits), 0, x.lanes)
     half = 1 << ((x.lanes - 1).bit_length() - 1)
-    low = _scale_in_hardware(_resized(x, 0, half), _resized(n, 0, half))
-    rest = x.lanes - half
-    high = _scale_in_hardware(_resized(x, half, rest), _resized(n, half, rest))
-    return _joined(low, high)
+    return _joined(part(0, half), part(half, x.lanes - half))
 
 
-def _scalef(x: Lane, n: Lane) -> Lane:
+def _scalef(x: Lane, n: Lane, present: Lane | None) -> Lane:
     b = x.builder
     bits = x.lanes * x.dtype.bits
     kind = "ps" if x.dtype == FLOAT32 else "pd"
     mask_type = I16 if x.lanes == 16 else I8
-    arguments = [x.value, n.value, x.value, mask_type(-1)]
+    mask, otherwise = mask_type(-1), x.value
+    if present is not None:
+        otherwise = x.full(0.0).value
+        mask = b.bitcast(present.value, ir.IntType(x.lanes))
+        mask = mask if x.lanes >= 8 else b.zext(mask, mask_type)
+    arguments = [x.value, n.value, otherwise, mask]
     if bits == 512:
         arguments.append(I32(4))  # round as the current mode says
     name = f"llvm.x86.avx512.mask.scalef.{kind}.{bits}"

@@ -171,6 +171,15 @@ class TargetSpec:
         return frozenset([*bfloat16, *([INT8, UINT8] if "+amx-int8" in features else [])])
 
     @property
+    def slow_underflow(self) -> bool:
+        """Whether a result that is subnormal or vanishes takes more than a hundred cycles.
+
+        Those of x86 processors do, but for AMD's.
+        """
+        amd = self.cpu.startswith(("znver", "bdver", "btver"))
+        return self.triple.startswith("x86") and not amd
+
+    @property
     def has_streaming_stores(self) -> bool:
         """Whether vectors can be stored past the caches, and such stores be fenced."""
         return self.triple.startswith("x86")
@@ -336,7 +345,9 @@ def _supply_library(parsed: Any, target: TargetSpec, context: Any) -> None:
 
     library = ir.Module("library")
     declared = [function.name for function in parsed.functions if function.is_declaration]
-    target_library.define_scaling(library, declared, avx512=target.has_avx512)
+    target_library.define_scaling(
+        library, declared, avx512=target.has_avx512, slow_underflow=target.slow_underflow
+    )
     if not target.has_half_conversions:
         target_library.define_half_conversions(library)
     if not library.globals:

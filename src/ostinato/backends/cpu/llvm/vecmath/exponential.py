@@ -6,15 +6,10 @@ and ``2**n`` an operation on the exponent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.backends.cpu.llvm.lanes import Lane, intrinsic, where
 from ostinato.backends.cpu.llvm.vecmath.formats import FloatFormat, format_of
 from ostinato.backends.cpu.llvm.vecmath.polynomial import horner, mad, odd
 from ostinato.backends.cpu.llvm.vecmath.scaling import clamp, power_of_two, round_with_magic, scale
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["cosh", "exp", "exp2", "exp2_reduced", "expm1", "normal_exp", "sinh", "tanh"]
 
@@ -22,12 +17,8 @@ __all__ = ["cosh", "exp", "exp2", "exp2_reduced", "expm1", "normal_exp", "sinh",
 def exp(x: Lane) -> Lane:
     """e to the power ``x``."""
     form = format_of(x)
-
-    def positive(x: Lane) -> Lane:
-        n, r = _reduce(x, form)
-        return scale(_exp_of_reduced(r, form), n)
-
-    return _zero_below(x, form.exp_range, positive)
+    n, r = _reduce(clamp(x, *form.exp_range), form)
+    return scale(_exp_of_reduced(r, form), n)
 
 
 def normal_exp(x: Lane) -> Lane:
@@ -45,12 +36,8 @@ def normal_exp(x: Lane) -> Lane:
 def exp2(x: Lane, form: FloatFormat | None = None) -> Lane:
     """2 to the power ``x``."""
     form = form or format_of(x)
-
-    def positive(x: Lane) -> Lane:
-        n, fraction_power = exp2_reduced(x, form)
-        return scale(fraction_power, n)
-
-    return _zero_below(x, form.exp2_range, positive)
+    n, fraction_power = exp2_reduced(clamp(x, *form.exp2_range), form)
+    return scale(fraction_power, n)
 
 
 def exp2_reduced(x: Lane, form: FloatFormat) -> tuple[Lane, Lane]:
@@ -108,18 +95,6 @@ def _half_exp(x: Lane, form: FloatFormat) -> Lane:
     high = form.exp_range[1] + 1.0
     n, r = _reduce(where(x > high, high, x), form)
     return scale(_exp_of_reduced(r, form), n - 1.0)
-
-
-def _zero_below(x: Lane, limits: tuple[float, float], positive: Callable[[Lane], Lane]) -> Lane:
-    """An exponential function, which is zero below a range and infinite above.
-
-    To underflow takes more than a hundred cycles on Intel's processors, and scores of keys that are
-    masked do: so these elements compute something else.
-    """
-    low, high = limits
-    vanishes = x < low
-    x = where(vanishes, 0.0, x)
-    return where(vanishes, 0.0, positive(where(x > high, high, x)))
 
 
 def _reduce(x: Lane, form: FloatFormat) -> tuple[Lane, Lane]:

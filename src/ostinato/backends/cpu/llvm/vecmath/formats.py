@@ -31,7 +31,9 @@ class FloatFormat:
         fraction: explicit significand bits.
         bias: the exponent bias.
         magic: adding it rounds to an integer, whose low bits are then the low bits of the sum.
-        exp_range: beyond these arguments ``exp`` is 0 or infinity.
+        vanishing: numbers below 2 vanish when they are scaled by ``2**n`` for ``n`` below this.
+        exp_range: beyond these arguments ``exp`` is 0 or infinity; at the lower one ``n`` is below
+            :attr:`vanishing`.
         exp2_range: the same for ``exp2``.
         exp_normal: from this argument on ``exp`` is not subnormal.
         expm1_low: below it ``expm1`` is -1.
@@ -45,6 +47,7 @@ class FloatFormat:
     fraction: int
     bias: int
     magic: float
+    vanishing: float
     exp_range: tuple[float, float]
     exp_normal: float
     exp2_range: tuple[float, float]
@@ -78,7 +81,8 @@ SINGLE = FloatFormat(
     fraction=23,
     bias=127,
     magic=1.5 * 2.0**23,
-    exp_range=(-104.0, 89.0),
+    vanishing=-150.5,
+    exp_range=(-105.0, 89.0),
     exp_normal=-87.0,
     exp2_range=(-151.0, 129.0),
     expm1_low=-18.0,
@@ -107,6 +111,7 @@ DOUBLE = FloatFormat(
     fraction=52,
     bias=1023,
     magic=1.5 * 2.0**52,
+    vanishing=-1075.5,
     exp_range=(-746.0, 710.0),
     exp_normal=-708.0,
     exp2_range=(-1076.0, 1025.0),

@@ -36,7 +36,7 @@ def power_of_two(n: Lane, form: FloatFormat) -> Lane:
 
 
 def scale(x: Lane, n: Lane) -> Lane:
-    """``x * 2**n``, rounded once, for an integral float ``n``.
+    """``x * 2**n``, rounded once, for an integral float ``n`` and ``x`` below 2.
 
     One instruction on AVX-512 and eight elsewhere, so the choice is left to the target:
     :mod:`ostinato.backends.cpu.llvm.target_library` defines the function called here.
