@@ -14,7 +14,7 @@ from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.cpu.image import Image
 from ostinato.backends.cpu.llvm.machine import load_ahead
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-from ostinato.backends.cpu.rules.work_items import work_items
+from ostinato.backends.cpu.work_items import work_items
 from ostinato.records import replace
 
 if TYPE_CHECKING:

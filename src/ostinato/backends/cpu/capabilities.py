@@ -9,7 +9,7 @@ from ostinato.backends.common.lowering_options import lowering_options as shared
 from ostinato.backends.cpu import processor_facts
 from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
 from ostinato.backends.cpu.rules.tiles import RegisterFile
-from ostinato.backends.cpu.rules.work_items import MANY_ITEMS
+from ostinato.backends.cpu.work_items import MANY_ITEMS
 from ostinato.dtypes import (
     ALL_DTYPES,
     BFLOAT16,

@@ -16,7 +16,7 @@ import numpy as np
 from ostinato.backends.cpu.capabilities import lowering_options
 from ostinato.backends.cpu.rules.packed_matmul import OrderedMatmul, PackedMatmul
 from ostinato.backends.cpu.rules.tiles import TileSizes, tile_choices
-from ostinato.backends.cpu.rules.work_items import work_items
+from ostinato.backends.cpu.work_items import work_items
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
 from ostinato.ir.leaves import CONSTANT, PARAM

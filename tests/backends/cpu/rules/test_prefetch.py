@@ -20,7 +20,7 @@ from ostinato.backends.cpu.llvm.toolchain import TargetSpec, assembly
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.prefetch import Prefetch
 from ostinato.backends.cpu.rules.table import lower_for_cpu
-from ostinato.backends.cpu.rules.work_items import work_items
+from ostinato.backends.cpu.work_items import work_items
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.records import replace
 from tests.backends.cpu.levels import across_levels
@@ -384,9 +384,10 @@ def test_blocks_are_of_one_size_where_they_can_be() -> None:
     assert fetch.block_steps(997, 997 * 192, 3 << 10) == 504
     assert fetch.block_steps(0, 0, 0) > 0
     larger = Prefetch(CacheSizes(48 << 10, 2 << 20), 64)
-    assert larger.block_steps(4096, 4096 * 192, 3 << 10) == 128  # half a first-level cache
+    assert larger.block_steps(4096, 4096 * 192, 3 << 10) == 96  # 3/8 of a first-level cache
+    assert larger.block_steps(768, 768 * 192, 3 << 10) == 96
     assert larger.block_steps(4096, 4096 * 192, 24 << 10) == 512  # sums have that
-    assert larger.block_steps(784, 784 * 128, 3 << 10) == 200  # seven blocks of 112 are too short
+    assert larger.block_steps(784, 784 * 128, 3 << 10) == 160  # seven blocks of 112 are too short
 
 
 @pytest.mark.parametrize("sizes", [(3, 40, 65), (40, 900, 70), (300, 130, 96)])

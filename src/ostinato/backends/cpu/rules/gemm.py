@@ -18,7 +18,7 @@ from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.backends.cpu.rules.prefetch import fits_cache
 from ostinato.backends.cpu.rules.sum_axes import SumAxis, sum_axes
 from ostinato.backends.cpu.rules.tiles import chains_of
-from ostinato.backends.cpu.rules.work_items import MANY_ITEMS
+from ostinato.backends.cpu.work_items import MANY_ITEMS
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent

@@ -75,8 +75,9 @@ _NEAR_LINES = 24
 #: A divisor of the positions of ``k`` in a block: tiles unroll as many of them or fewer.
 _STEPS = 8
 
-#: The most blocks that make all of them equal, as a share of those that would do: shorter ones cost
-#: more than unequal ones. (64 x 784 by columns of 32 in 7 blocks, not 4: 0.87 times the speed.)
+#: The most large blocks that make all of them equal, as a share of those that would do: shorter
+#: ones cost more than unequal ones. (64 x 784 by columns of 32 in 7 blocks, not 4: 0.87 times the
+#: speed.)
 _EVEN = 5, 3
 
 
@@ -118,13 +119,12 @@ class Prefetch:
         """
         first = self.caches.first
         row_bytes = max(1, panel_bytes // max(1, depth))
-        block_bytes = min(_BLOCK * first, self.caches.second // 4)
-        if sums_bytes <= first // 4 and first // 2 >= _LEAST_STEPS * row_bytes:
-            share, whole = _NEAR_BLOCK
-            block_bytes = first * share // whole
-        blocks = max(1, round(panel_bytes / block_bytes))
+        near = sums_bytes <= first // 4 and first // 2 >= _LEAST_STEPS * row_bytes
+        share, whole = _NEAR_BLOCK
+        nearest, large = first * share // whole, min(_BLOCK * first, self.caches.second // 4)
+        blocks = max(1, round(panel_bytes / (nearest if near else large)))
         most, share = _EVEN
-        most = blocks * most // share
+        most = blocks if near else blocks * most // share
         even = (n for n in range(blocks, most + 1) if depth % (n * _STEPS) == 0)
         return max(1, -(-depth // next(even, blocks) // _STEPS)) * _STEPS
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.prefetch import FEW_ROWS, Prefetch, fits_cache
-from ostinato.backends.cpu.rules.work_items import MANY_ITEMS
+from ostinato.backends.cpu.work_items import MANY_ITEMS
 from ostinato.records import dataclass, field, replace
 from ostinato.variables import bounds
 
