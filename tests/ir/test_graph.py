@@ -15,3 +15,12 @@ def test_outputs_that_are_no_list(outputs: object) -> None:
     with pytest.raises(ost.GraphError, match="a list of values or as a mapping"):
         g.set_outputs(outputs)
     assert list(g.outputs.values()) == [x]
+
+
+def test_variables_of_a_size_are_noted_in_one_order() -> None:
+    """Whatever the hashes of this process: stored programs take their values in this order."""
+    names = ["s86", "s27", "b", "s77", "a", "zz", "m"]
+    first, *others = (ost.Variable(name, 1, 64) for name in names)
+    g = ost.Graph("g")
+    g.input("x", (first, sum(others, start=first) * 2))
+    assert list(g.variables) == ["s86", *sorted(names[1:])]

@@ -420,7 +420,8 @@ class BaseGraph(Deferrable):
     def _note_variables(self, dims: Sequence[Any]) -> None:
         for dim in dims:
             if isinstance(dim, Expr):
-                self._note_symbols(symbols(dim))
+                # In one order in all processes: stored programs take their values in it.
+                self._note_symbols(sorted(symbols(dim), key=lambda symbol: symbol.name))
 
     def _note_symbols(self, mentioned: Iterable[Symbol]) -> None:
         for symbol in mentioned:
