@@ -18,7 +18,7 @@ def test_outputs_that_are_no_list(outputs: object) -> None:
 
 
 def test_variables_of_a_size_are_noted_in_one_order() -> None:
-    """Whatever the hashes of this process: stored programs take their values in this order."""
+    """By name, not by hashes of this process: stored programs take their values in this order."""
     names = ["s86", "s27", "b", "s77", "a", "zz", "m"]
     first, *others = (ost.Variable(name, 1, 64) for name in names)
     g = ost.Graph("g")
