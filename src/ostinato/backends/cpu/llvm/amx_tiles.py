@@ -20,6 +20,7 @@ from llvmlite import ir
 from ostinato.backends.cpu.llvm.kernel import counted_loop
 from ostinato.backends.cpu.llvm.memory import load, store
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I64, call_intrinsic, mask_type
+from ostinato.backends.cpu.rules.packing import TILE_ROWS
 from ostinato.dtypes import BFLOAT16, UINT8
 from ostinato.variables import bounds
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
 
 __all__ = [
-    "TILE_ROWS",
     "TILE_ROW_BYTES",
     "configuration",
     "configured",
@@ -40,8 +40,8 @@ __all__ = [
     "load_configuration",
 ]
 
-TILE_ROWS, TILE_ROW_BYTES = 16, 64
-"""Rows of a tile register, and the bytes of a row."""
+TILE_ROW_BYTES = 64
+"""Bytes of a row of a tile register."""
 
 _REGISTERS = 8
 """Tile registers."""

@@ -18,7 +18,6 @@ from llvmlite import ir
 
 from ostinato.backends.cpu.llvm.amx_tiles import (
     TILE_ROW_BYTES,
-    TILE_ROWS,
     encoded,
     load_configuration,
 )
@@ -37,6 +36,7 @@ from ostinato.backends.cpu.llvm.types import (
 )
 from ostinato.backends.cpu.llvm.unpacking import STRETCH_CHUNKS, reserve
 from ostinato.backends.cpu.rules.packed_blocks import CHUNK
+from ostinato.backends.cpu.rules.packing import TILE_ROWS
 from ostinato.dtypes import FLOAT32, INT32, UINT8
 from ostinato.variables import bounds
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.rules.packing import PanelFormat
+from ostinato.backends.cpu.rules.packing import TILE_ROWS, PanelFormat
 from ostinato.backends.cpu.rules.stepped_matmul import SteppedMatmul, rows_times_matrix
 from ostinato.records import dataclass
 from ostinato.variables import bounds
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AmxMatmul", "amx_matmul"]
 
-_TILE_ROWS = _TILE_COLUMNS = 16
-"""Rows and 32-bit columns of a tile register."""
+_TILE_COLUMNS = 16
+"""Columns of 32 bits of a tile register."""
 
 _STEP_BYTES = 4
 """Bytes of ``k`` that stand side by side in a row of a panel."""
@@ -42,14 +42,14 @@ class AmxMatmul(SteppedMatmul):
 
     def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
         """Two by two tiles of sums, or one by four: each operand's tile serves several sums."""
-        rows = min(bounds(self.spec.m)[1], 2 * _TILE_ROWS)
-        most = 4 if rows <= _TILE_ROWS else 2
+        rows = min(bounds(self.spec.m)[1], 2 * TILE_ROWS)
+        most = 4 if rows <= TILE_ROWS else 2
         columns = max(bounds(matmul.spec.n)[1] for matmul in (self, *others))
         return rows, min(most, max(1, -(-columns // _TILE_COLUMNS))) * _TILE_COLUMNS
 
     def panel_format(self, registers: RegisterFile) -> PanelFormat:
         dtype = self.spec.b.dtype
-        return PanelFormat(dtype, _STEP_BYTES // dtype.itemsize, tile_rows=_TILE_ROWS)
+        return PanelFormat(dtype, _STEP_BYTES // dtype.itemsize, tile_rows=TILE_ROWS)
 
 
 def amx_matmul(node: Node, registers: RegisterFile) -> AmxMatmul | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
+from ostinato.backends.cpu.rules.packing import TILE_ROWS, BlockRows, PanelFormat
 from ostinato.backends.cpu.rules.stepped_matmul import RowMatmul, guarded
 from ostinato.backends.cpu.rules.tiles import tile_of_least_time
 from ostinato.dtypes import INT8, INT32, UINT8
@@ -74,9 +74,6 @@ MINIMA_SHIFT = 4
 
 ROWS_OF_PAIRS = 4
 """Rows whose sums registers hold at once, with products in pairs; a tile has twice as many."""
-
-TALL = 16
-"""Rows of a tile register of AMX."""
 
 _MOST_ROWS, _MOST_VECTORS = 8, 4
 
@@ -232,7 +229,7 @@ class PackedBlockMatmul(RowMatmul):
 
     def panel_format(self, registers: RegisterFile) -> BlockPanels:
         together = registers.byte_dots or self._in_pairs(registers)
-        tall = TALL if registers.byte_dots and INT8 in registers.amx_dtypes else 0
+        tall = TILE_ROWS if registers.byte_dots and INT8 in registers.amx_dtypes else 0
         return BlockPanels(UINT8, 4 if together else 2, tall=tall, form=self.form)
 
     @property

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["BlockRows", "BlockScales", "PanelFormat", "pack_nest", "stored_dtype"]
+__all__ = ["TILE_ROWS", "BlockRows", "BlockScales", "PanelFormat", "pack_nest", "stored_dtype"]
+
+TILE_ROWS = 16
+"""Rows of a tile register of AMX."""
 
 
 @dataclass(frozen=True)
