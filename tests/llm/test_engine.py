@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -322,7 +323,8 @@ def test_a_listener_that_fails_ends_its_request_alone(toy: Engine) -> None:
 
 def test_deadlines_end_answers_as_they_are() -> None:
     own = engine(request_seconds=0.05)
-    answer = own.submit(Request([1], Sampling(max_tokens=500, ignore_eos=True))).result(9)
+    request = Request([1], Sampling(max_tokens=500, ignore_eos=True))
+    answer = own.submit(request, lambda _: time.sleep(0.002)).result(9)  # 1 s for all tokens
     own.close()
     assert (answer.finish, answer.stop_reason) == ("cancelled", "deadline")
 
