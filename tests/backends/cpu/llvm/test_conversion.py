@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.dtypes import ALL_DTYPES, BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT8, INT32
+from ostinato.errors import DeviceUnavailableError
 
 XP = LaneNamespace()
 
@@ -99,3 +101,26 @@ def test_bitcast_round_trips(compile_loops):
 def test_bool_becomes_one(compile_loops):
     loops = compile_loops({"widen": (lambda x: XP.astype(x, INT8), (BOOL,), 8)})
     np.testing.assert_array_equal(loops("widen", np.array([True, False])), [1, 0])
+
+
+@pytest.mark.parametrize("level", ["host", "avx512", "avx2", "sse2"])
+def test_signs_of_halves_that_were_doubles(compile_loops, level):
+    """LLVM takes such a sign from a conversion of its own, by a routine that must be there."""
+    try:
+        target = TargetSpec.named(level)
+    except DeviceUnavailableError as error:
+        pytest.skip(str(error))
+
+    def tanh_of_half(x):
+        half = XP.astype(XP.astype(x * 3.0, FLOAT32), FLOAT16)
+        return XP.astype(XP.tanh(half), FLOAT16)
+
+    widths = (1, 8)
+    loops = compile_loops({f"f{w}": (tanh_of_half, (FLOAT64,), w) for w in widths}, target)
+    x = np.concatenate([values(FLOAT64), -values(FLOAT64), [1e-9, -1e-9, 1e-320, -1e300]])
+    with np.errstate(over="ignore"):
+        want = np.tanh((x * 3.0).astype(np.float32).astype(np.float16).astype(np.float64))
+    for width in widths:
+        got = loops(f"f{width}", x)
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-3, atol=1e-7)

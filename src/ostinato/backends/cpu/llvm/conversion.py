@@ -17,7 +17,14 @@ from ostinato.backends.cpu.llvm.types import (
 )
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 
-__all__ = ["convert", "from_memory", "overload_suffix", "round_register", "to_memory"]
+__all__ = [
+    "convert",
+    "from_memory",
+    "overload_suffix",
+    "round_register",
+    "round_to_odd",
+    "to_memory",
+]
 
 
 def overload_suffix(dtype: DType, lanes: int) -> str:
@@ -110,7 +117,7 @@ def _to_narrow(
         byte = builder.trunc(whole, register_type(target, lanes))
         return narrow.low_bits(builder, byte, target, lanes)
     if source == FLOAT64:
-        value = _round_to_odd(builder, value, lanes)
+        value = round_to_odd(builder, value, lanes)
     else:
         value = convert(builder, value, source, FLOAT32, lanes)
     return round_register(builder, value, target, lanes)
@@ -166,7 +173,7 @@ def _float_to_float(
 ) -> ir.Value:
     to = register_type(target, lanes)
     if source == FLOAT64 and target != FLOAT32:
-        return round_register(builder, _round_to_odd(builder, value, lanes), target, lanes)
+        return round_register(builder, round_to_odd(builder, value, lanes), target, lanes)
     if source == FLOAT64:
         return builder.fptrunc(value, to)
     if target == FLOAT64:
@@ -174,7 +181,7 @@ def _float_to_float(
     return round_register(builder, value, target, lanes)
 
 
-def _round_to_odd(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
+def round_to_odd(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     """A float64 as a float32 that a further rounding cannot tell from the original.
 
     Rounding twice to nearest can be off by one. An inexact float32 whose last bit is forced to 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
+from ostinato.backends.cpu.llvm.conversion import round_to_odd
 from ostinato.backends.cpu.llvm.lanes import Lane, where
 from ostinato.backends.cpu.llvm.types import I8, I16, I32, call_intrinsic, register_type
 from ostinato.backends.cpu.llvm.vecmath.formats import format_of
@@ -22,7 +23,7 @@ from ostinato.dtypes import BOOL, FLOAT32, FLOAT64, INT32
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["define_half_conversions", "define_scaling"]
+__all__ = ["define_half_conversions", "define_half_of_double", "define_scaling"]
 
 _SCALE = re.compile(r"ostinato\.scale\.(?:v(\d+))?f(32|64)")
 
@@ -71,6 +72,16 @@ def define_half_conversions(library: ir.Module) -> None:
     builder, argument = _runtime_function(library, "__truncsfhf2", ir.HalfType(), ir.FloatType())
     rounded = _round_to_half(Lane(builder, argument, FLOAT32, 1))
     builder.ret(builder.bitcast(builder.trunc(rounded.value, I16), ir.HalfType()))
+
+
+def define_half_of_double(library: ir.Module) -> None:
+    """LLVM's runtime routine for float16 of float64, where no instruction converts that.
+
+    LLVM calls it of its own accord: the sign of a float16 that was a float32, and that a float64
+    before, it takes from a direct conversion.
+    """
+    builder, argument = _runtime_function(library, "__truncdfhf2", ir.HalfType(), ir.DoubleType())
+    builder.ret(builder.fptrunc(round_to_odd(builder, argument, 1), ir.HalfType()))
 
 
 def _runtime_function(

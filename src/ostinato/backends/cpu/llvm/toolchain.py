@@ -140,6 +140,11 @@ class TargetSpec:
         return "+f16c" in self.features.split(",") or self.cpu in ("x86-64-v3", "x86-64-v4")
 
     @property
+    def converts_double_to_half(self) -> bool:
+        """Whether float64 converts to float16 in hardware."""
+        return not self.triple.startswith("x86") or "+avx512fp16" in self.features.split(",")
+
+    @property
     def has_byte_dots(self) -> bool:
         """Whether one instruction adds four products of bytes to a 32-bit sum (VNNI)."""
         features = self.features.split(",")
@@ -327,8 +332,7 @@ class _Workbench:
             text = str(module)
             parsed = llvm.parse_assembly(text, context)
             parsed.triple, parsed.data_layout = self._target.triple, self._layout
-            if "ostinato.scale" in text or not self._target.has_half_conversions:
-                _supply_library(parsed, self._target, context)
+            _supply_library(parsed, text, self._target, context)
             parsed.verify()
         except RuntimeError as error:
             raise OstinatoError(f"malformed LLVM IR: {error}") from error
@@ -336,8 +340,17 @@ class _Workbench:
         return parsed
 
 
-def _supply_library(parsed: Any, target: TargetSpec, context: Any) -> None:
-    """Links in what the module calls of :mod:`ostinato.backends.cpu.llvm.target_library`."""
+def _supply_library(parsed: Any, text: str, target: TargetSpec, context: Any) -> None:
+    """Links in what the module calls of :mod:`ostinato.backends.cpu.llvm.target_library`.
+
+    Args:
+        text: of the module.
+    """
+    halves = "half" in text
+    converts = halves and not target.has_half_conversions
+    narrows = halves and "double" in text and not target.converts_double_to_half
+    if "ostinato.scale" not in text and not converts and not narrows:
+        return
     import llvmlite.binding as llvm
     from llvmlite import ir
 
@@ -348,8 +361,10 @@ def _supply_library(parsed: Any, target: TargetSpec, context: Any) -> None:
     target_library.define_scaling(
         library, declared, avx512=target.has_avx512, slow_underflow=target.slow_underflow
     )
-    if not target.has_half_conversions:
+    if converts:
         target_library.define_half_conversions(library)
+    if narrows:
+        target_library.define_half_of_double(library)
     if not library.globals:
         return
     definitions = llvm.parse_assembly(str(library), context)
