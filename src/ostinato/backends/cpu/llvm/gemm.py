@@ -9,6 +9,7 @@ stage like any other, with the contiguous axis as lanes.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.llvm.gemm_epilogue import GemmEpilogue, Span
@@ -253,7 +254,8 @@ class _Segment:
         """Computes the item's rows of a panel."""
         inside = item.child(symbols={axis_symbol(self.panel): panel})
         self._multiply(inside)
-        self.epilogue.emit(inside, self.block, self.columns)
+        if not self.gemm.finishes_tiles:
+            self.epilogue.emit(inside, self.block, self.columns)
 
     # -- sums -------------------------------------------------------------------------------
 
@@ -286,7 +288,7 @@ class _Segment:
 
             def tile(height: int, row: ir.Value) -> None:
                 a, offsets = locate(row)
-                place = b.mul(row, I64(c.panel))
+                place = b.mul(row, I64(c.panel)) if c.keeps_item else I64(0)
                 if k is not None:
                     a = address(b, a, c.a_dtype, b.mul(k, I64(c.sum_axes[0].step)))
                 for gemm, tiles, panel, sums, scaled in operands:
@@ -297,10 +299,7 @@ class _Segment:
                     arguments = [a, offsets, right, out, *dims, *scaled(row), *ahead, *more]
                     b.call(tiles[height], arguments)
 
-            if c.remainders or c.tall:
-                self._separate_tiles(first, count, tile)
-            else:
-                self._overlapping_tiles(count, tile)
+            self._cover(first, count, tile, lambda row, at: self._finish(item, row, at, k))
 
         if c.depth_block is None:
             multiply(None, ())
@@ -343,32 +342,69 @@ class _Segment:
         others = gemm.depth * (gemm.panel - gemm.strip) * gemm.b_dtype.itemsize
         return [self._bytes_after(ahead, b.select(beyond, I64(others), I64(0)))]
 
-    def _overlapping_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
-        """Full tiles only; the last goes back over rows of the one before it if it must."""
-        b, rows = self.builder, self.gemm.rows
-        last = b.sub(count, I64(rows))
-
-        def step(row: ir.Value) -> None:
-            tile(rows, b.select(b.icmp_signed("<", row, last), row, last))
-
-        counted_loop(b, I64(0), count, rows, step, name="tile")
-
-    def _separate_tiles(
-        self, first: ir.Value, count: ir.Value, tile: Callable[[int, ir.Value], None]
+    def _cover(
+        self,
+        first: ir.Value,
+        count: ir.Value,
+        tile: Callable[[int, ir.Value], None],
+        finish: Callable[[ir.Value, ir.Value], None],
     ) -> None:
-        """Full tiles from row ``first`` on, then one as high as there are rows left."""
+        """Tiles for the rows from ``first`` to ``count``, each of which is finished after its tile.
+
+        They are full tiles, and the last one is as high as there are rows left. Where none is so
+        low, it goes back over rows of the one before it.
+
+        Args:
+            finish: takes the first row to finish and that of the tile.
+        """
         c, b = self.gemm, self.builder
-        whole = b.mul(b.udiv(b.sub(count, first), I64(c.rows)), I64(c.rows))
-        row = b.add(first, whole)
-        counted_loop(b, first, row, c.rows, lambda row: tile(c.rows, row), name="tile")
-        done = b.append_basic_block("tiles.done")
-        switch = b.switch(b.sub(count, row), done)
-        for height in c.remainders:
-            switch.add_case(I64(height), b.append_basic_block(f"rows{height}"))
-            b.position_at_end(b.function.basic_blocks[-1])
-            tile(height, row)
-            b.branch(done)
-        b.position_at_end(done)
+        last = b.sub(count, I64(c.rows))
+
+        def overlapping(row: ir.Value) -> None:
+            at = b.select(b.icmp_signed("<", row, last), row, last)
+            tile(c.rows, at)
+            finish(row, at)
+
+        def separate(row: ir.Value) -> None:
+            done = b.append_basic_block("tile.done")
+            full = b.icmp_signed("<=", row, last)
+            switch = b.switch(b.select(full, I64(c.rows), b.sub(count, row)), done)
+            for height in (c.rows, *c.remainders):
+                switch.add_case(I64(height), b.append_basic_block(f"rows{height}"))
+                b.position_at_end(b.function.basic_blocks[-1])
+                tile(height, row)
+                b.branch(done)
+            b.position_at_end(done)
+            finish(row, row)
+
+        step = separate if c.remainders or c.tall else overlapping
+        counted_loop(b, first, count, c.rows, step, name="tile")
+
+    def _finish(self, item: Scope, row: ir.Value, at: ir.Value, k: ir.Value | None) -> None:
+        """Run the epilogue over the rows of a tile from ``row`` on, if their sums are whole.
+
+        Args:
+            at: where the tile begins.
+            k: where the block of ``k`` begins that it was over; ``None``: all at once.
+        """
+        b, c = self.builder, self.gemm
+        if not c.finishes_tiles:
+            return
+        first, kept = axis("m.tile", c.block), axis("m.kept", c.block)
+        places = {
+            axis_symbol(first): row,
+            axis_symbol(kept): row if c.keeps_item else b.sub(row, at),
+        }
+        inside = item.child(symbols=places)
+        rows = Span(self.block.first + first, minimum(c.rows, self.block.count - first))
+        emit = partial(self.epilogue.emit, inside, rows, self.columns, kept)
+        if k is None or not c.keeps_item:
+            emit()
+            return
+        assert isinstance(c.depth, int)
+        assert c.depth_block is not None
+        with when(b, b.icmp_signed(">=", k, I64(c.depth - c.depth_block))):
+            emit()
 
     def _locate_rows(self, item: Scope, count: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
         """A function that gives a tile's rows of ``a`` by its first row's number.

@@ -65,8 +65,13 @@ class GemmEpilogue:
         self.indices = Indices(kernel.builder)
         self.sums, self.turned = sums, turned
 
-    def emit(self, item: Scope, rows: Span, columns: Span) -> None:
-        """The epilogue of an item's rows and columns, the axis along which it stores as lanes."""
+    def emit(self, item: Scope, rows: Span, columns: Span, start: Dim = 0) -> None:
+        """The epilogue of rows and columns of an item, the axis along which it stores as lanes.
+
+        Args:
+            start: the number, within the item, of the first row. Only stores along columns may
+                leave out rows in front.
+        """
         c = self.gemm
         row, column = axis("m.row", rows.count), axis("n.column", columns.count)
         position = {c.m: rows.first + row, c.n: columns.first + column}
@@ -85,7 +90,8 @@ class GemmEpilogue:
                 self._transpose(sums, turned, rows, item)
             along_lanes(column, row, column * c.padded_block + row, c.block, self.turned)
         else:
-            along_lanes(row, column, row * c.panel + column, c.panel, self.sums)
+            place = (start + row) * c.panel + column
+            along_lanes(row, column, place, c.panel, self.sums)
 
     def _transpose(self, sums: ir.Value, turned: ir.Value, rows: Span, item: Scope) -> None:
         c, b = self.gemm, self.builder

@@ -12,6 +12,7 @@ from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
 from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.records import replace
 from ostinato.variables import Dim, Symbol, substitute
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.grouped_gemm import GroupedGemm
 
 __all__ = ["TileEpilogue"]
+
+#: Vectors of an axis that are stored together.
+_TOGETHER = 4
 
 
 class TileEpilogue:
@@ -64,7 +68,8 @@ class TileEpilogue:
     def plan(self, lane: Symbol, capacity: int, repeats: int) -> VectorPlan:
         """The vectors along an axis of at most ``capacity`` values.
 
-        As many at a time as divide that many: none of a whole axis is left over.
+        As many at a time as divide that many: none of a whole axis is left over. All of them where
+        they are few and the statements short: neighbouring vectors are stored together.
 
         Args:
             repeats: how often an item goes over the axis.
@@ -72,6 +77,9 @@ class TileEpilogue:
         plan = plan_vectors(
             lane, capacity, [self.stage], self.target, self.dependences, repeats=repeats
         )
+        vectors = max(1, capacity // plan.width)
+        if 1 < plan.unroll < vectors <= _TOGETHER:
+            return replace(plan, unroll=vectors)
         return plan.dividing(capacity)
 
     def emit(self, lane: Symbol, plan: VectorPlan, scope: Scope) -> None:

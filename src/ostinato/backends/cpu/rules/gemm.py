@@ -383,7 +383,7 @@ class Gemm(CpuKernel):
         if fetch is None or not self._in_blocks or self.item_tiles == 1:
             return None
         assert isinstance(depth, int)
-        return fetch.block_steps(depth, self._panel_bytes, self.sums_bytes)
+        return fetch.block_steps(depth, self._panel_bytes, self.item_sums_bytes)
 
     @cached_property
     def _in_blocks(self) -> bool:
@@ -414,6 +414,22 @@ class Gemm(CpuKernel):
         if along_m is None or along_m[0] != 1:
             return False
         return max_extent(self.n) == 1 or along_n is None or along_n[0] != 1
+
+    @property
+    def finishes_tiles(self) -> bool:
+        """Whether the epilogue runs over each tile once its sums are whole, not over an item.
+
+        Then its stores arrive in memory while the next tile is computed. (One thread of a Xeon,
+        ``[128, 768] x [768, 3072]``: 0.84 of the rate of multiply-adds without, 0.91 with it.)
+        """
+        return not (self.tall or self.stores_along_rows)
+
+    @property
+    def keeps_item(self) -> bool:
+        """Whether the sums of all rows of an item are in scratch memory, not those of a tile."""
+        if not self.finishes_tiles:
+            return True
+        return self.depth_block is not None and self.depth_block < bounds(self.depth)[1]
 
     @cached_property
     def blocks(self) -> Dim:
@@ -491,8 +507,16 @@ class Gemm(CpuKernel):
 
     @property
     def sums_bytes(self) -> int:
-        """Bytes that the sums of an item take."""
-        return _whole_lines(self.padded_block * self.panel * self.acc.itemsize)
+        """Bytes of the sums that are in scratch memory at a time."""
+        return self.item_sums_bytes if self.keeps_item else self._sums_of(self.rows)
+
+    @property
+    def item_sums_bytes(self) -> int:
+        """Bytes of the sums of an item."""
+        return self._sums_of(self.padded_block)
+
+    def _sums_of(self, rows: int) -> int:
+        return _whole_lines(rows * self.panel * self.acc.itemsize)
 
     @property
     def _panel_bytes(self) -> int:

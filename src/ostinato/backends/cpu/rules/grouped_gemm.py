@@ -61,7 +61,7 @@ class _AnyRows(Gemm):
             return None
         if len(self.sum_axes) != 1 or not isinstance(depth, int):
             return None
-        return fetch.block_steps(depth, self._panel_bytes, self.sums_bytes)
+        return fetch.block_steps(depth, self._panel_bytes, self.item_sums_bytes)
 
 
 @dataclass(frozen=True, eq=False)
