@@ -58,6 +58,10 @@ too, and part of a panel."""
 _SUMS_PART = 16
 """The part of the second-level cache that the sums of an item may take."""
 
+_ROWS_PART = 4
+"""The part of the second-level cache that an item's rows may take where panels pass by: BERT-base,
+8 x 128, takes 0.98 of the time so on an Intel Xeon with 2 MB, by 1/8 and 1/2 as long."""
+
 _REUSING_ROWS = 256
 """Rows that go over a panel for so long that its arrival takes no time to speak of."""
 
@@ -296,7 +300,10 @@ class Gemm(CpuKernel):
         if self.stores_along_rows:
             worthwhile = max(worthwhile, -(-_RUN // self.rows))
         if self.streams_rows:
-            worthwhile = fitting
+            # The more rows pass over panels, the less often all of these pass by.
+            row_bytes = bounds(self.depth)[1] * self.a_dtype.itemsize
+            near = self.caches.second // _ROWS_PART // (self.rows * row_bytes)
+            worthwhile = fitting = max(fitting, near)
         if self.tall:
             worthwhile = max(worthwhile, _TALL_ROWS // self.rows)
         per_block = max(1, min(tiles, worthwhile, fitting))
