@@ -159,14 +159,20 @@ class Row:
 
     Attributes:
         sides: the times of each side, round for round.
+        floor_rounds: the floors, measured once in each round.
         left_out: sides that could not be measured, and why.
     """
 
     workload: str
     threads: int
     sides: dict[str, Times]
-    floors: Floors
+    floor_rounds: Sequence[Floors]
     left_out: dict[str, str]
+
+    @property
+    def floors(self) -> Floors:
+        """The best of all rounds."""
+        return Floors.best(self.floor_rounds)
 
     @property
     def ours(self) -> Times | None:
@@ -188,6 +194,19 @@ class Row:
             return None
         rounds = zip(self.peers[self.best_peer].medians, self.ours.medians, strict=True)
         return statistics.median(theirs / ours for theirs, ours in rounds)
+
+    @property
+    def reached(self) -> float | None:
+        """The share of the best floor that the median reaches."""
+        return self.floors.floor_ms / self.ours.median if self.ours else None
+
+    @property
+    def reached_in_rounds(self) -> float | None:
+        """The same within a round, whose floor is that of the clock of the moment; the median."""
+        if self.ours is None:
+            return None
+        rounds = zip(self.floor_rounds, self.ours.medians, strict=True)
+        return statistics.median(floors.floor_ms / ours for floors, ours in rounds)
 
     @property
     def ratio_of_least(self) -> float | None:
@@ -233,16 +252,20 @@ def measure(
 
 def _rounds(
     sides: dict[str, Side], probe: Side, rounds: int, left_out: dict[str, str]
-) -> tuple[dict[str, Times], Floors]:
+) -> tuple[dict[str, Times], list[Floors]]:
+    """The times of rounds, and the floors of each, which are measured after our turn."""
     times = {name: Times() for name in sides}
     floors, order = [], list(sides)
     for _ in range(rounds):
         for name in order:
             with _leaving_out(name, left_out):
                 times[name].add(sides[name].turn(TURN_SECONDS)["times_ms"])
-        floors.append(Floors(**probe.turn(TURN_SECONDS)["floors"]))
+            if name == OURS:
+                floors.append(Floors(**probe.turn(TURN_SECONDS)["floors"]))
+        if OURS not in order:
+            floors.append(Floors(**probe.turn(TURN_SECONDS)["floors"]))
         order = [name for name in (*order[1:], *order[:1]) if name not in left_out]
-    return {name: times[name] for name in sides if name not in left_out}, Floors.best(floors)
+    return {name: times[name] for name in sides if name not in left_out}, floors
 
 
 @contextlib.contextmanager

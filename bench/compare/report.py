@@ -27,6 +27,8 @@ def as_json(row: Row) -> dict[str, Any]:
         "best_peer": row.best_peer,
         "ratio": row.ratio,
         "floor_ms": row.floors.floor_ms,
+        "reached": row.reached,
+        "reached_in_rounds": row.reached_in_rounds,
         "ours_min_ms": ours and ours.least,
         "peers_min_ms": {name: times.least for name, times in peers.items()},
         "ratio_of_min": row.ratio_of_least,
@@ -48,8 +50,9 @@ def write_page(rows: Sequence[Row], clock: str, command: str, path: Path) -> Non
     legend = (
         f"{times} per run: the median of the rounds, and the least of all runs in brackets; the "
         "best peer in bold. The ratio is best peer ÷ ours, the median of the rounds' ratios, then "
-        "that of the least times; reached is floor ÷ ours. Floors count direct convolutions: "
-        "other algorithms may stay below."
+        "that of the least times. The floor is that of the best moment of all rounds; reached is "
+        "floor ÷ ours, then the median of the same within rounds, whose floors are those of the "
+        "clock of the moment. Floors count direct convolutions: other algorithms may stay below."
     )
     path.write_text(f"# {path.stem}\n\n{taken}\n\n{legend}\n\n{table(rows)}\n")
 
@@ -57,19 +60,24 @@ def write_page(rows: Sequence[Row], clock: str, command: str, path: Path) -> Non
 def table(rows: Sequence[Row]) -> str:
     """Markdown: medians, with the least times in brackets."""
     before = [BEFORE] if any(BEFORE in row.sides for row in rows) else []
-    head = ["workload", "threads", OURS, *PEERS, *before, "ratio", "of least", "floor", "reached"]
+    head = ["workload", "threads", OURS, *PEERS, *before, "ratio", "of least", "floor"]
+    head += ["reached", "in rounds"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         times = [_times(row, name) for name in (*MODULES, *before)]
-        share = f"{100 * row.floors.floor_ms / row.ours.median:.0f} %" if row.ours else "–"
+        shares = [_share(row.reached), _share(row.reached_in_rounds)]
         cells = [row.workload, str(row.threads), *times, _ratio(row.ratio)]
-        cells += [_ratio(row.ratio_of_least), _ms(row.floors.floor_ms), share]
+        cells += [_ratio(row.ratio_of_least), _ms(row.floors.floor_ms), *shares]
         lines.append("| " + " | ".join(cells) + " |")
     ratios = [row.ratio for row in rows if row.ratio is not None]
     if ratios:
         mean = statistics.geometric_mean(ratios)
         lines += ["", f"Geometric mean of the ratios: {mean:.2f}; the least: {min(ratios):.2f}."]
     return "\n".join(lines)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def _times(row: Row, side: str) -> str:
@@ -129,7 +137,7 @@ def _draw(axis: Any, rows: Sequence[Row]) -> None:
         at = [j + (i - (len(PEERS) - 1) / 2) * width for j in range(len(rows))]
         over = [_relative(row, name) - 1 for row in rows]  # bars grow from ours, up or down
         axis.bar(at, over, width, bottom=1, label=name)
-    floors = [row.floors.floor_ms / row.ours.median for row in rows if row.ours]
+    floors = [row.reached for row in rows if row.reached is not None]
     axis.hlines(
         floors,
         [j - 0.45 for j in range(len(rows))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ ROW = Row(
         "onnxruntime": times([3.0], [3.0], [1.5]),
         "jax": times([2.0], [2.0], [2.0]),
     },
-    FLOORS,
+    [FLOORS, replace(FLOORS, arithmetic_ms=1.0), replace(FLOORS, arithmetic_ms=0.75)],
     {"torch": "torch is ill"},
 )
 
@@ -42,11 +43,14 @@ def test_rounds_are_compared_with_each_other() -> None:
     assert ROW.best_peer == "jax"
     assert ROW.ratio == 2.0  # of 2, 1 and 2
     assert ROW.ratio_of_least == 1.5  # the least time of all is another peer's
+    assert ROW.reached == 0.5
+    assert ROW.reached_in_rounds == 0.5  # of 0.5, 0.5 and 0.75
 
 
 def test_a_row_without_us_has_no_ratio() -> None:
-    row = Row("tiny", 1, {"jax": times([2.0])}, FLOORS, {})
+    row = Row("tiny", 1, {"jax": times([2.0])}, [FLOORS], {})
     assert row.ours is row.ratio is row.ratio_of_least is None
+    assert row.reached is row.reached_in_rounds is None
     assert report.as_json(row)["ours_ms"] is None
     assert "nan" not in report.table([row])
 
@@ -69,7 +73,7 @@ def test_the_table_shows_every_side() -> None:
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells[:4] == ["mlp_b1", "2", "1.00 (1.00)", "3.00 (1.50)"]
     assert cells[4:6] == ["–", "–"]
-    assert cells[6:] == ["**2.00 (2.00)**", "2.00", "1.50", "0.500", "50 %"]
+    assert cells[6:] == ["**2.00 (2.00)**", "2.00", "1.50", "0.500", "50 %", "50 %"]
     assert "2.00" in lines[-1]
 
 
