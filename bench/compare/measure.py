@@ -202,11 +202,11 @@ class Row:
 
     @property
     def reached_in_rounds(self) -> float | None:
-        """The same within a round, whose floor is that of the clock of the moment; the median."""
+        """The share of the usual floor of a round that its median reaches; the median of rounds."""
         if self.ours is None:
             return None
         rounds = zip(self.floor_rounds, self.ours.medians, strict=True)
-        return statistics.median(floors.floor_ms / ours for floors, ours in rounds)
+        return statistics.median(floors.usual_ms / ours for floors, ours in rounds)
 
     @property
     def ratio_of_least(self) -> float | None:

@@ -51,8 +51,9 @@ def write_page(rows: Sequence[Row], clock: str, command: str, path: Path) -> Non
         f"{times} per run: the median of the rounds, and the least of all runs in brackets; the "
         "best peer in bold. The ratio is best peer ÷ ours, the median of the rounds' ratios, then "
         "that of the least times. The floor is that of the best moment of all rounds; reached is "
-        "floor ÷ ours, then the median of the same within rounds, whose floors are those of the "
-        "clock of the moment. Floors count direct convolutions: other algorithms may stay below."
+        "floor ÷ ours, then the median of the same within rounds, by the rates that multiply-adds "
+        "and reads usually have there. Floors count direct convolutions: other algorithms may "
+        "stay below."
     )
     path.write_text(f"# {path.stem}\n\n{taken}\n\n{legend}\n\n{table(rows)}\n")
 
