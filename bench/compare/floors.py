@@ -7,8 +7,8 @@ Three floors, from kernels that do nothing else:
   block read is as large as the workload's data: what fits in caches is read from there;
 - the call: an empty function called from Python.
 
-The greatest of the three is the floor. Clocks and shared memory come and go within milliseconds: the
-floor is that of the best moments, and beside it stands that of the usual ones. The kernels are
+The greatest of the three is the floor. Clocks and shared memory come and go within milliseconds:
+the floor is that of the best moments, and beside it stands that of the usual ones. The kernels are
 written in LLVM IR: vectors of the machine's width, no library behind them.
 """
 
