@@ -358,7 +358,8 @@ class Gemm(CpuKernel):
             return None  # half bytes take so long to compute that the hardware keeps up
         if self.narrow_strips and (few or rows <= self.rows):
             return None  # the hardware runs ahead of each strip, far enough for one tile
-        return None if fits_cache(self.panels_bytes, self.caches) else fetch
+        groups = bounds(self.b_group)[1] + 1
+        return None if fits_cache(groups * self.panels_bytes, self.caches) else fetch
 
     @property
     def fetches_ahead(self) -> bool:

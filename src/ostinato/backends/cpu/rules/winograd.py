@@ -156,7 +156,7 @@ class Winograd:
         build = KernelBuilder(stored)
         yield Step("tiles", build, self.elements(build, elements, variables))
         build = KernelBuilder(stored)
-        gemms = self.gemms(build, (elements, packed, sums), tile, variables)
+        gemms = self.gemms(build, (elements, packed, sums), tile, registers, variables)
         flops = 2 * self.points * self.tiles * self.channels * self.filters
         yield Step("products", build, gemms, flops)
 
@@ -220,6 +220,7 @@ class Winograd:
         build: KernelBuilder,
         buffers: tuple[LoweredBuffer, LoweredBuffer, LoweredBuffer],
         tile: tuple[int, int],
+        registers: RegisterFile,
         variables: tuple[Symbol, ...],
     ) -> Gemm:
         """The matmuls, one per point: of ``buffers``, the first two into the third."""
@@ -256,6 +257,9 @@ class Winograd:
             FLOAT32,
             (Store(target, index, Accumulator(FLOAT32)),),
             variables,
+            caches=registers.caches,
+            prefetch=registers.prefetch_for(self.tiles, packed.type.max_bytes),
+            items=registers.items,
         )
 
     def results(
