@@ -13,12 +13,20 @@ exponent.
 
 from __future__ import annotations
 
-import math
 from string import Template
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.attention_rows import score_text
+from ostinato.backends.cuda.render.attention_scores import (
+    MINUS_INFINITY,
+    MOST,
+    SLACK,
+    exponent,
+    is_plain,
+    key_limits,
+    sure_keys,
+)
 from ostinato.backends.cuda.render.attention_tiles import key_range, loads_of, query_pairs
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
 from ostinato.backends.cuda.render.packed_stores import Results, packed_stores, store_lanes
@@ -42,23 +50,11 @@ _CHUNK = 8
 #: Keys of a tile.
 _KEYS = 64
 
-MOST = 1 << 30
-"""Keys, and rows, from which on their numbers might not be ints."""
-
 #: Bytes of shared memory of a block, for which every GPU has room where it is more than two tiles.
 _SHARED_BYTES = 64 << 10
 
 #: Blocks from which on larger ones still fill a GPU.
 _FILLED = 256
-
-MINUS_INFINITY = "ost::number<float>::least()"
-"""The score of a key that a row does not attend to."""
-
-LOG2E = math.log2(math.e)
-"""The factor from powers of e to powers of 2."""
-
-SLACK = "8.0f"
-"""Powers of 2 by which weights may exceed 1."""
 
 
 class _Block(NamedTuple):
@@ -415,7 +411,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "stage": _KEYS * (key_pitch + value_pitch),
     }
     if is_plain(attention):
-        limits, holds = _limits(attention)
+        limits, holds = key_limits(attention, "key", "end", 6)
         score = _PLAIN.substitute(places, limits=limits, holds=holds)
     else:
         found = score_text(attention, frame, names, 7, "product", "score")
@@ -438,7 +434,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         ahead=stages - 1,
         score=score,
         slack=SLACK,
-        exponent=f"{LOG2E * (spec.scale if is_plain(attention) else 1)!r}f",
+        exponent=exponent(attention),
         store=_store(attention, frame, names),
     )
     sizes = {
@@ -484,38 +480,10 @@ def _stages(attention: AttentionKernel) -> int:
     return max(2, min(3, _SHARED_BYTES // tile))
 
 
-def is_plain(attention: AttentionKernel) -> bool:
-    """Whether scores are products of queries and keys, but for a positive factor."""
-    spec = attention.spec
-    return spec.mask is None and spec.softcap is None and spec.scale > 0
-
-
 def _pitches(attention: AttentionKernel) -> tuple[int, int]:
     """Elements from one key, and from one value, to the next in shared memory."""
     depth, features = max_extent(attention.spec.depth), attention.features
     return depth + _CHUNK, features + _CHUNK
-
-
-def sure_keys(attention: AttentionKernel) -> str:
-    """Statements that find the keys that every row of a block attends to."""
-    lines = []
-    if attention.spec.causal:
-        lines.append("certain = least + 1;")
-    if attention.spec.window is not None:
-        lines.append(f"sure = most - {attention.spec.window - 1};")
-    return "\n".join(f"            {line}" for line in lines)
-
-
-def _limits(attention: AttentionKernel) -> tuple[str, str]:
-    """Statements that find the keys that a row attends to, and the condition on one."""
-    lines, holds = [], ["key < end"]
-    if attention.spec.causal:
-        lines.append("before = position + 1 < high ? position + 1 : high;")
-    if attention.spec.window is not None:
-        lines.append(f"first = position - {attention.spec.window - 1};")
-        holds.append("key >= begin")
-    text = "\n".join(f"                        {line}" for line in lines)
-    return text, " && ".join(holds)
 
 
 @dataclass(frozen=True)
