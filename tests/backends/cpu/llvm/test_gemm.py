@@ -18,6 +18,7 @@ from ostinato.backends.cpu.llvm.kernel import extent_symbol
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module
 from ostinato.backends.cpu.loader.link import load
 from ostinato.backends.cpu.rules.gemm import Gemm
+from ostinato.backends.cpu.rules.prefetch import Prefetch
 from ostinato.backends.cpu.rules.sum_axes import SumAxis
 from ostinato.backends.cpu.rules.tiles import tile_for
 from ostinato.dtypes import (
@@ -609,6 +610,20 @@ def test_smaller_tiles_exist_only_where_a_full_one_may_not_fit() -> None:
     m = Variable("M", 1, 64)
     assert product(target, m, 48, 8, tile=(8, 48), variables=[m]).remainders == tuple(range(1, 8))
     assert product(target, m, 48, 8, tile=(12, 32), variables=[m]).remainders == tuple(range(1, 12))
+
+
+def test_sums_are_those_of_a_tile_unless_others_come_before_they_are_whole() -> None:
+    target = target_of("host")
+    whole = product(target, 96, 48, 512, tile=(8, 48))
+    fetch = Prefetch(target.caches, target.vector_bytes)
+    long = replace(product(target, 96, 480, 8192, tile=(8, 48)), prefetch=fetch, chains=1)
+    turned = product(target, 96, 48, 512, tile=(8, 48), transposed=True)
+    assert (whole.finishes_tiles, whole.keeps_item) == (True, False)
+    assert whole.sums_bytes == 8 * 48 * 4
+    assert (long.finishes_tiles, long.keeps_item) == (True, True)
+    assert long.depth_block is not None
+    assert long.sums_bytes == long.item_sums_bytes >= long.block * 48 * 4
+    assert (turned.finishes_tiles, turned.keeps_item) == (False, True)
 
 
 def test_items_are_worth_handing_out() -> None:

@@ -189,6 +189,20 @@ def test_results_do_not_depend_on_threads() -> None:
     assert np.array_equal(results[0], results[2])
 
 
+@pytest.mark.parametrize(("height", "width"), [(14, 14), (13, 27)])
+def test_prefetching_changes_no_bit(session: ost.Session, height: int, width: int) -> None:
+    """The panels of all points together come from memory, though those of a point fit a cache."""
+    graph, params = conv_graph(1, 160, 272, height, width)
+    inputs, results = inputs_of(graph), []
+    for prefetch in (True, False):
+        options = ost.CompileOptions(prefetch=prefetch, target="avx2")
+        compiled = session.compile(graph, params, options=options)
+        (products,) = (k.loops for k in compiled.plan.kernels if k.name == "products")
+        assert ("prefetch" in products) == prefetch
+        results.append(compiled.run(inputs)[0].tobytes())
+    assert results[0] == results[1]
+
+
 def test_large_and_small_magnitudes(session: ost.Session) -> None:
     """Errors scale with the numbers: nothing is lost, short of overflow and underflow."""
     graph, params = conv_graph(1, 32, 32, 12, 12, bias=False)
