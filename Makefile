@@ -49,13 +49,15 @@ format: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
 
-# Python itself leaks at exit: the tests watch for leaks of ours.
+# Python itself leaks at exit: the tests watch for leaks of ours. Under ASan NVRTC does not find the
+# library beside it.
 test-sanitized: $(STAMP)
 	CFLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer" \
 		$(BIN)/python setup.py -q build --force --build-base build/sanitized
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		PYTHONPATH="$$(echo build/sanitized/lib.*)" \
+		LD_LIBRARY_PATH="$$(dirname $$(find $(VENV) -name 'libnvrtc-builtins.so*' | head -1))" \
 		$(BIN)/python -m pytest -q -s tests/backends tests/runtime tests/plan tests/conformance
 
 test-races: $(STAMP)
