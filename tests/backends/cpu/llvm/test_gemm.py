@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.llvm.gemm import render
 from ostinato.backends.cpu.llvm.kernel import extent_symbol
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module
@@ -34,7 +35,16 @@ from ostinato.dtypes import (
 )
 from ostinato.errors import DeviceUnavailableError, OstinatoError
 from ostinato.lower.loopir.builder import cast
-from ostinato.lower.loopir.nodes import Accumulator, Apply, Arg, Load, Number, Scalar, Store
+from ostinato.lower.loopir.nodes import (
+    Accumulator,
+    Apply,
+    Arg,
+    Load,
+    Number,
+    Scalar,
+    Store,
+    max_extent,
+)
 from ostinato.variables import Dim, Symbol, Variable, axis, evaluate, prod, symbols
 
 Array = np.ndarray[Any, Any]
@@ -514,6 +524,56 @@ def test_bias_gelu_and_residual(level: str, transposed: bool, n: int) -> None:
     packed = pack(b, contraction.panel, FLOAT32)
     Kernel(contraction, target).run([a, packed, out, bias, kept], pieces=2)
     check(out.T if transposed else out, want, FLOAT32, k)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("m", [8, 20, 5, Variable("M", 1, 40)], ids=str)
+@pytest.mark.parametrize("blocked", [False, True])
+def test_epilogues_by_tiles_have_the_bits_of_those_by_items(
+    level: str, m: Dim, blocked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results overwrite the residual: no row may be added to it twice.
+
+    Of 20 rows by tiles of 6, the last tile goes back over rows of the one before it.
+    """
+
+    def epilogue(total: Scalar, _: Dim, row: Dim, column: Dim) -> Scalar:
+        active = apply("gelu", apply("add", total, Load(3, column, FLOAT32)), approximate=False)
+        return apply("add", active, Load(2, row * n + column, FLOAT32))
+
+    target, n, k = target_of(level), 53, 520
+    variables = [m] if isinstance(m, Variable) else []
+    made = product(
+        target,
+        m,
+        n,
+        k,
+        epilogue=epilogue,
+        extra=[Arg(FLOAT32)],
+        tile=(6, 2 * target.lanes(4)),
+        variables=variables,
+    )
+    assert m != 20 or made.remainders == ()
+    a, b, _, bias = made.args
+    contraction = replace(made, args=(a, b, Arg(FLOAT32, reads=True, writes=True), bias), chains=1)
+    if blocked:
+        small = CacheSizes(first=1 << 12, second=1 << 16)
+        fetch = Prefetch(small, target.vector_bytes, least_rows=1)
+        contraction = replace(contraction, caches=small, prefetch=fetch)
+    rows, rng = 13 if variables else max_extent(contraction.m), np.random.default_rng(9)
+    left, right = random(rng, (rows, k), FLOAT32), random(rng, (1, k, n), FLOAT32)
+    packed = pack(right, contraction.panel, FLOAT32)
+    added, residual = random(rng, (n,), FLOAT32), random(rng, (rows, n), FLOAT32)
+    results = []
+    for by_tiles in (True, False):
+        monkeypatch.setattr(Gemm, "finishes_tiles", by_tiles)
+        made = replace(contraction)  # some of its properties are kept
+        assert by_tiles or made.keeps_item
+        kept = residual.copy()
+        Kernel(made, target).run([left, packed, kept, added], [rows] if variables else [])
+        results.append(kept)
+    np.testing.assert_array_equal(*results)
+    check(results[0], gelu(reference(left, right[0]) + added) + residual, FLOAT32, k)
 
 
 def test_several_stores_scattered_and_by_row() -> None:

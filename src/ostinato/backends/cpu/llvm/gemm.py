@@ -1,9 +1,10 @@
 """Rendering a :class:`~ostinato.backends.cpu.rules.gemm.Gemm` as LLVM IR, alone or fused.
 
-An item of the parallel range runs in three steps. Register tiles leave their sums in scratch
-memory; where the output is contiguous along rows of ``a`` rather than along columns of ``b`` (a
-convolution with channels first), the sums are transposed; then the epilogue runs over them as a
-stage like any other, with the contiguous axis as lanes.
+An item of the parallel range is a block of rows by a panel. Register tiles leave their sums in
+scratch memory, and the epilogue runs over those of each tile, once they are whole, as a stage like
+any other. Where the output is contiguous along rows of ``a`` rather than along columns of ``b`` (a
+convolution with channels first), or tile registers hold many rows, it runs over the whole item: the
+sums may have to be transposed first, for the contiguous axis to be its lanes.
 """
 
 from __future__ import annotations

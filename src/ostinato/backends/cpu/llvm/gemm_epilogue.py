@@ -77,21 +77,24 @@ class GemmEpilogue:
         position = {c.m: rows.first + row, c.n: columns.first + column}
 
         def along_lanes(
-            outer: Expr, lane: Expr, place: Dim, capacity: int, sums: Sequence[ir.Value]
+            outer: Expr, lane: Expr, place: Dim, sizes: tuple[int, int], sums: Sequence[ir.Value]
         ) -> None:
-            """The stores at every ``outer``, with the values of ``lane`` as lanes."""
-            axes = (axis_symbol(outer),)
-            statements = TileEpilogue(self.kernel, c, sums, place, position, axes)
-            plan = statements.plan(axis_symbol(lane), capacity, max_extent(axes[0]))
+            """The stores at every ``outer``, with the values of ``lane`` as lanes.
+
+            ``sizes`` are those of an item: values of ``lane``, and of ``outer``.
+            """
+            statements = TileEpilogue(self.kernel, c, sums, place, position, (axis_symbol(outer),))
+            plan = statements.plan(axis_symbol(lane), *sizes)
             statements.emit(axis_symbol(lane), plan, item)
 
         if c.stores_along_rows:
             for sums, turned in zip(self.sums, self.turned, strict=True):
                 self._transpose(sums, turned, rows, item)
-            along_lanes(column, row, column * c.padded_block + row, c.block, self.turned)
+            sizes = c.block, min(c.panel, max_extent(c.n))
+            along_lanes(column, row, column * c.padded_block + row, sizes, self.turned)
         else:
-            place = (start + row) * c.panel + column
-            along_lanes(row, column, place, c.panel, self.sums)
+            sizes = c.panel, min(c.block, max_extent(c.m))
+            along_lanes(row, column, (start + row) * c.panel + column, sizes, self.sums)
 
     def _transpose(self, sums: ir.Value, turned: ir.Value, rows: Span, item: Scope) -> None:
         c, b = self.gemm, self.builder
