@@ -7,7 +7,7 @@ from functools import cached_property
 from ostinato.errors import OstinatoError
 from ostinato.records import dataclass
 
-__all__ = ["SEGMENT_BLOCK", "CudaTarget"]
+__all__ = ["SEGMENT_BLOCK", "WARP", "CudaTarget"]
 
 WARP = 32
 """Threads of a warp, the same on every NVIDIA GPU."""

@@ -16,7 +16,7 @@ from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
-from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP, CudaTarget
 from ostinato.backends.device import Device
 from ostinato.dtypes import DType
 from ostinato.plan.prepared import KernelCall
@@ -314,6 +314,41 @@ def test_streamed_bytes(
         products.append(d.g.integer_matmul(x, d.g.constant(weight)))
     d.g.set_outputs([products[0], d.g.cast(products[1], "float32") * 0.5])
     check_streams(session, d)
+
+
+def test_weights_with_scales_are_fetched_by_several_warps(session: ost.Session) -> None:
+    """Their stages are many short pieces, too many for the threads of one warp."""
+    target = CudaTarget.of_arch("sm_90")
+    for narrow in (False, True):
+        d = Draw(ost.Graph("warps"), np.random.default_rng(6))
+        x = d.of((1, 2048), "float32")
+        weight = d.g.constant(d.rng.standard_normal((2048, 64)).astype("float32"))
+        d.g.set_outputs([d.g.softmax(d.g.matmul(x, weight)), d.g.exp(x)])
+        graph = ost.quantize(d.g, "int4") if narrow else d.g
+        (segment,) = segments_of(session.compile(graph))
+        text = segment.source(target)
+        assert segment.launch(target).block == SEGMENT_BLOCK + (4 if narrow else 1) * WARP
+        assert ("filled.fetch_own(" in text) is narrow
+        compile_text(text, "sm_90")
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_arguments_of_a_segment_are_what_it_has_no_memory_for(
+    session: ost.Session, biased: bool
+) -> None:
+    """Values that go from part to part are none; where there are too many, there are segments."""
+    d = Draw(ost.Graph("long"), np.random.default_rng(5))
+    x = d.of((1, 8), "float32")
+    for i in range(280):
+        x = d.g.matmul(x, d.g.constant(np.eye(8, dtype=np.float32)[d.rng.permutation(8)]))
+        if biased:
+            x = d.g.add(x, d.g.constant(np.full(8, i, np.float32)))
+    d.g.set_outputs([x])
+    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions())])
+    segments = segments_of(session.compile(d.g))
+    assert len(segments) == 1 + biased
+    assert sum(len(segment.args) for segment in segments) > 280 * (1 + biased)
+    assert all(len(segment.args) < 500 for segment in segments)
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,13 @@ struct place {
     unsigned x;
 };
 
-// Threads of a segment's block that compute; a warp behind them fetches what they read.
-constexpr unsigned computing = 256, fetching = 32;
+// Threads of a segment's block that compute; warps behind them fetch what they read.
+// No other block that waits by `OST_SYNC` has between 256 and 512 threads.
+constexpr unsigned computing = 256;
 
 // Threads of a block, but for those that fetch for the others.
 inline unsigned computing_threads() {
-    return blockDim.x == computing + fetching ? computing : blockDim.x;
+    return blockDim.x > computing && blockDim.x < 2 * computing ? computing : blockDim.x;
 }
 
 // A barrier of the threads of a block that compute. The lanes of a warp may come from different

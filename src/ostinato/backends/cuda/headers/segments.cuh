@@ -5,12 +5,17 @@
 
 namespace ost {
 
-// Brings bytes into the cache that all multiprocessors share: called by all threads of a block.
-inline void prefetch(const void* from, int bytes) {
+// Brings a line of 128 bytes into the cache that all multiprocessors share.
+inline void prefetch_line(const void* from) {
 #ifdef __CUDA_ARCH__
-    for (int i = threadIdx.x * 128; i < bytes; i += computing * 128)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const unsigned char*)from + i));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 #endif
+}
+
+// The same of so many bytes: called by all threads of a block.
+inline void prefetch(const void* from, int bytes) {
+    for (int i = threadIdx.x * 128; i < bytes; i += computing * 128)
+        prefetch_line((const unsigned char*)from + i);
 }
 
 // Puts the place of this block in a part into its record: `record` has the number of the blocks that

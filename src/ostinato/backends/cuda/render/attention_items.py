@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["item_sizes", "item_text", "touch_text"]
 
-#: Bytes of memory that are cached together.
-_SECTOR = 32
+#: Bytes of memory that are brought into the cache together.
+_LINE = 128
 
-#: Keys that are brought into the cache of the multiprocessor while the block waits for queries.
+#: Keys that are brought into the cache before the block has queries.
 _TOUCHED_KEYS = 64
 
 _ITEM = Template("""\
@@ -47,15 +47,14 @@ _ATTENDED_KEYS = Template("""\
         low = low < 0 ? 0 : low;
         high = high > keys ? keys : high;""")
 
-#: Loads the rows of an item, a word of each sector.
+#: Brings the rows of an item, line by line.
 _TOUCH = Template("""\
     const int lane = threadIdx.x % 32;
-    unsigned kept = 0;
 $item
         const int count = end - begin < $most ? (int)(end - begin) : $most;
-#pragma unroll 8
-        for (int i = lane; i < count * $sectors; i += 32) {
-            const long long key = begin + i / $sectors, d = i % $sectors * $width, n = d;
+#pragma unroll 1
+        for (int i = lane; i < count * $lines; i += 32) {
+            const long long key = begin + i / $lines, d = i % $lines * $width, n = d;
             {
 $key
             }
@@ -64,7 +63,6 @@ $value
             }
         }
     }
-    sink[lane] = kept;
 """)
 
 
@@ -114,21 +112,21 @@ def touch_text(
         key, value: the first elements of their vectors.
         names: by axis, the variable that has its value.
     """
-    width = _SECTOR // key.dtype.itemsize
+    width = _LINE // key.dtype.itemsize
     touch = _TOUCH.substitute(
         item=item,
         most=_TOUCHED_KEYS,
-        sectors=max(1, attention.features // width),
+        lines=max(1, attention.features // width),
         width=width,
-        key=_word(frame, key, names),
-        value=_word(frame, value, names),
+        key=_prefetched(frame, key, names),
+        value=_prefetched(frame, value, names),
     )
     return f"{frame.sizes(item_sizes(attention))}\n{touch}"
 
 
-def _word(frame: Frame, load: Load, names: Mapping[Symbol, str]) -> str:
-    """Statements that load a word."""
+def _prefetched(frame: Frame, load: Load, names: Mapping[Symbol, str]) -> str:
+    """Statements that bring a line."""
     point = frame.point(4, names)
     index = point.index(load.index)
-    point.writer.line(f"kept ^= *(const unsigned*)(b{load.buffer} + {index});")
+    point.writer.line(f"ost::prefetch_line(b{load.buffer} + {index});")
     return point.text

@@ -61,9 +61,8 @@ class Body:
         dynamic: the name of the dynamic shared memory, if there is any.
         streams: whether it reads an operand through the ring of a segment's block: it is no kernel.
         start: statements before all others, which only a kernel of its own needs.
-        touch: statements of a warp that load what a block of a segment will read of arguments, into
-            the cache of the multiprocessor; they write what becomes of it to ``sink``, a word for
-            each lane.
+        touch: statements of a warp that bring what a block of a segment will read of arguments into
+            the cache.
     """
 
     includes: str
@@ -181,13 +180,12 @@ class Body:
         return "\n".join([*lines, f"{self.text}}}\n"])
 
     def touching(self, name: str) -> str:
-        """A function of a segment that loads what :meth:`part` will read.
+        """A function of a segment that brings what :meth:`part` will read into the cache.
 
-        Its first parameters are the place of the block, the number of blocks, and the sink.
+        Its first parameters are the place of the block and the number of blocks.
 
         Args:
             name: of the function.
         """
-        first = "ost::place own, ost::place all, volatile unsigned* sink"
-        lines = ", ".join([first, *self.parameters])
+        lines = ", ".join(["ost::place own, ost::place all", *self.parameters])
         return f"static __device__ OST_APART void {name}({lines}) {{\n{self.touch}}}\n"

@@ -138,7 +138,7 @@ class SegmentFunction:
 def _touch(operands: Sequence[Operand]) -> str:
     """Statements that load short operands; see :class:`Body`."""
     return "".join(
-        f"    ost::touch((const unsigned char*)b{o.argument} + {o.offset}, {o.nbytes}, sink);\n"
+        f"    ost::bring_bytes((const unsigned char*)b{o.argument} + {o.offset}, {o.nbytes});\n"
         for o in operands
     )
 

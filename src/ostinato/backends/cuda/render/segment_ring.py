@@ -1,7 +1,8 @@
-"""The ring of a segment, and the warp of each block that fills it.
+"""The ring of a segment, and the warps of each block that fill it.
 
-The warp goes through the parts on its own, and fetches what the block will multiply with, as far
-ahead as the ring has slots. Between them it brings operands of other parts into the cache.
+These warps go through the parts on their own, and fetch what the block will multiply with, as far
+ahead as the ring has slots: a stage each, in turn. Between them the first one brings operands of
+other parts into the cache.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.segment_records import ARGUMENTS, place
-from ostinato.backends.cuda.target import SEGMENT_BLOCK
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.render.row_operands import Rows
@@ -28,7 +29,7 @@ _SPARE, _SCARCE = 1 / 4, 3 / 4
 
 
 def ring(layout: SegmentLayout, name: str) -> list[str]:
-    """Statements of a segment's kernel of this name: the ring, and the warp that fills it."""
+    """Statements of a segment's kernel of this name: the ring, and the warps that fill it."""
     slots, slot_bytes = layout.slots, layout.slot_bytes
     ahead = max(2, round(_BYTES_AHEAD / slot_bytes))
     large = ahead == 2 and slots >= 4
@@ -39,6 +40,7 @@ def ring(layout: SegmentLayout, name: str) -> list[str]:
         f"    ring.slots = (unsigned char*)(ring.emptied + {slots});",
         f"    ring.count = {slots};",
         f"    ring.bytes = {slot_bytes};",
+        f"    ring.fetchers = {layout.fetching_warps};",
         f"    ring.ahead = {ahead};",
         f"    ring.spare = {int(slots * _SPARE) if large else 0};",
         f"    ring.scarce = {int(slots * _SCARCE) if large else slots};",
@@ -61,7 +63,9 @@ def ring(layout: SegmentLayout, name: str) -> list[str]:
     return [
         *lines,
         "            }",
-        "            filled.fetch(own, all, those);",
+        "            filled.fetch(own, all, those);"
+        if layout.fetching_warps == 1
+        else "            if (ost::is_chosen()) filled.fetch_own(own, all, those);",
         "        }",
         "        return;",
         "    }",
@@ -100,11 +104,10 @@ def _touch(layout: SegmentLayout, function: SegmentFunction, name: str) -> list[
     """The case of a function whose operands the warp brings into the cache."""
     *types, _ = function.body.types()
     given = [f"({type_})at[record[{ARGUMENTS + i}]]" for i, type_ in enumerate(types)]
-    sink = f"(volatile unsigned*)(memory + {layout.sink_start})"
-    call = ", ".join(["own", "all", sink, *given, "variables"])
+    call = ", ".join(["own", "all", *given, "variables"])
     return [
         f"            case {function.number}:",
-        "                if (own.x < all.x)",
+        f"                if (own.x < all.x && threadIdx.x < {SEGMENT_BLOCK + WARP})",
         f"                    {name}_{function.number}_touch({call});",
         "                continue;",
     ]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SegmentSettings", "form_segments"]
 
-#: Arguments of a kernel, at most: all GPUs take 4096 bytes of them.
+#: Arguments of a kernel, at most: all drivers take 4096 bytes of them.
 _MOST_ARGUMENTS = 500
 
 #: Arguments of a part, and parts, at most: shared memory has a table of all of them.
@@ -71,18 +71,47 @@ def form_segments(
         for found in _runs(calls, settings, topk=settings.one_block)
         for run in ([found] if _suits_one_block(found) else _runs(found, settings, topk=False))
     ]
+    return [call for run in _segments(runs, kept, settings) for call in run]
+
+
+def _segments(
+    runs: Sequence[Sequence[Call]], kept: Set[LoweredBuffer], settings: SegmentSettings
+) -> list[list[Call]]:
+    """Runs of calls, each as a segment where it has several; as several where one has no room.
+
+    Args:
+        runs: in order.
+        kept: buffers that outlive a run's last call.
+        settings: the optimisations that are on.
+    """
     users = Counter(buffer for run in runs for buffer in {b for call in run for b in call.buffers})
     shared = kept | {buffer for buffer, count in users.items() if count > 1}
-    return [call for run in runs for call in _segment(run, shared, settings)]
+    made = [_segment(run, shared, settings) for run in runs]
+    if all(len(call.buffers) < _MOST_ARGUMENTS for calls in made for call in calls):
+        return made
+    parts = [
+        part
+        for run, calls in zip(runs, made, strict=True)
+        for part in (
+            [run]
+            if all(len(call.buffers) < _MOST_ARGUMENTS for call in calls)
+            else _runs(run, settings, topk=settings.one_block, most=_MOST_ARGUMENTS)
+        )
+    ]
+    return _segments(parts, kept, settings)
 
 
-def _runs(calls: Sequence[Call], settings: SegmentSettings, *, topk: bool) -> list[list[Call]]:
+def _runs(
+    calls: Sequence[Call], settings: SegmentSettings, *, topk: bool, most: float = math.inf
+) -> list[list[Call]]:
     """The calls, those that may become one segment together.
 
     Args:
         calls: in order.
         settings: the optimisations that are on.
         topk: whether a choice of elements may be a part.
+        most: buffers of a segment, of which its kernel has those that go from part to part in
+            memory, and those that are used elsewhere.
     """
     runs: list[list[Call]] = []
     buffers: set[LoweredBuffer] = set()
@@ -91,7 +120,7 @@ def _runs(calls: Sequence[Call], settings: SegmentSettings, *, topk: bool) -> li
         fits = _is_small(call) and (settings.experts or not _chooses(call))
         fits = fits and (topk or not isinstance(call.kernel, CudaTopK))
         together = buffers | {*call.buffers}
-        room = len(together) < _MOST_ARGUMENTS
+        room = len(together) < most
         if grows and fits and room and len(runs[-1]) < _MOST_PARTS:
             runs[-1].append(call)
             buffers = together
