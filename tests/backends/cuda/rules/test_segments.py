@@ -351,6 +351,13 @@ def test_arguments_of_a_segment_are_what_it_has_no_memory_for(
     assert all(len(segment.args) < 500 for segment in segments)
 
 
+def test_one_kernel_may_have_more_arguments_than_a_segment(session: ost.Session) -> None:
+    d = Draw(ost.Graph("wide"), np.random.default_rng(4))
+    parts = [d.of((1, 2), "float32") for _ in range(520)]
+    d.g.set_outputs([d.g.softmax(d.g.concat(parts, axis=1)), d.g.exp(parts[0])])
+    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions())])
+
+
 @pytest.mark.parametrize(
     ("scale", "group", "rows", "size"),
     pairwise(

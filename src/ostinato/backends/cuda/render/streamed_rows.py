@@ -171,7 +171,7 @@ def body(
     parts = SharedArray(type_, 4, "parts", sizes)
     made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
     formats = '#include "float8.cuh"\n' if stored(matmul.b).dtype in FLOAT8 else ""
-    includes = f'{made.includes}{formats}#include "rings.cuh"\n'
+    includes = f'{made.includes}{formats}#include "staged_codes.cuh"\n'
     return replace(made, includes=includes, streams=True)
 
 

@@ -87,15 +87,19 @@ def _segments(
     users = Counter(buffer for run in runs for buffer in {b for call in run for b in call.buffers})
     shared = kept | {buffer for buffer, count in users.items() if count > 1}
     made = [_segment(run, shared, settings) for run in runs]
-    if all(len(call.buffers) < _MOST_ARGUMENTS for calls in made for call in calls):
+    fits = [
+        len(run) == 1 or all(len(call.buffers) < _MOST_ARGUMENTS for call in calls)
+        for run, calls in zip(runs, made, strict=True)
+    ]
+    if all(fits):
         return made
     parts = [
         part
-        for run, calls in zip(runs, made, strict=True)
+        for run, fit in zip(runs, fits, strict=True)
         for part in (
             [run]
-            if all(len(call.buffers) < _MOST_ARGUMENTS for call in calls)
-            else _runs(run, settings, topk=settings.one_block, most=_MOST_ARGUMENTS)
+            if fit
+            else _runs(run, settings, topk=settings.one_block, most=_MOST_ARGUMENTS - 1)
         )
     ]
     return _segments(parts, kept, settings)
@@ -110,8 +114,7 @@ def _runs(
         calls: in order.
         settings: the optimisations that are on.
         topk: whether a choice of elements may be a part.
-        most: buffers of a segment, of which its kernel has those that go from part to part in
-            memory, and those that are used elsewhere.
+        most: buffers of a segment, whose kernel has some of them as arguments, and one for packets.
     """
     runs: list[list[Call]] = []
     buffers: set[LoweredBuffer] = set()
