@@ -1,4 +1,4 @@
-"""Sizes of a ring's stages, and of the warps that multiply with them: see ``rings.cuh``, ``staged_codes.cuh``."""
+"""Sizes of a ring's stages, and of the warps that multiply: see ``rings.cuh``, ``staged_codes.cuh``."""
 
 from __future__ import annotations
 
