@@ -1,4 +1,7 @@
-"""Sizes of a ring's stages, and of the warps that multiply: see ``rings.cuh``, ``staged_codes.cuh``."""
+"""Sizes of a ring's stages, and of the warps that multiply with them.
+
+See ``rings.cuh`` and ``staged_codes.cuh``.
+"""
 
 from __future__ import annotations
 
