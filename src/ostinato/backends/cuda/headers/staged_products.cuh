@@ -99,8 +99,8 @@ struct left_part {
 // The products of a tile: the next stages of the ring by the rows of the left operand, in pairs of
 // bytes or in elements of 16 bits. `parts` gets, by warp, row and column, the sums of the elements
 // that the warp has. Whole: stages are full. Shared: the left operand is in shared memory; if not,
-// `staged` has room for the `left_part` of each warp. Polled: its elements are packets. Wide: all of a column is in one stage, and each
-// group of warps has columns of its own.
+// `staged` has room for the `left_part` of each warp. Polled: its elements are packets. Wide: all of a
+// column is in one stage, and each group of warps has columns of its own.
 template <class Format, int Rows, bool Whole, bool Shared, bool Wide, bool Polled = false>
 static OST_PRODUCT ring_place multiply_tile(
     ring shared_ring,

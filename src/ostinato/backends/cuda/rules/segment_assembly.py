@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from itertools import compress, groupby
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.derived_values import without_derived
 from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
-from ostinato.backends.cuda.rules.joint_nests import JointNests, may_join
+from ostinato.backends.cuda.rules.joint_nests import JointNests
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
 from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
 from ostinato.backends.cuda.rules.segment_shares import Shares
+from ostinato.backends.cuda.rules.segment_steps import (
+    Step,
+    Value,
+    call_of,
+    in_order,
+    with_joint,
+    with_shares,
+)
 from ostinato.backends.cuda.rules.segment_values import Way, Ways
-from ostinato.dtypes import UINT16, DType
+from ostinato.dtypes import UINT16
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.nodes import Arg, max_extent
@@ -79,48 +87,6 @@ class SegmentSettings:
     join: bool = True
 
 
-@dataclass(eq=False)
-class _Step:
-    """A part under construction.
-
-    Attributes:
-        kernel: of the part.
-        operands: by argument, what has its memory.
-        call: what it was made of, if it was made of one.
-        level: the number of barriers before it.
-        reader: the call of attention whose points are the shares that it is run for, or which it
-            is.
-        strides: by argument, elements from one share to the next.
-        joined: the calls that it was made of, if it was made of several.
-    """
-
-    kernel: CudaKernel
-    operands: tuple[LoweredBuffer | _Value, ...]
-    call: Call | None
-    level: int
-    reader: Call | None = None
-    strides: tuple[int, ...] = ()
-    joined: tuple[Call, ...] = ()
-
-    def written(self) -> list[LoweredBuffer | _Value]:
-        """The memory that it writes."""
-        pairs = zip(self.kernel.args, self.operands, strict=True)
-        return [operand for arg, operand in pairs if arg.writes]
-
-
-@dataclass(eq=False)
-class _Value:
-    """Memory of a segment's own for a value.
-
-    Attributes:
-        kind: see :class:`SpaceKind`.
-        size: its bytes.
-    """
-
-    kind: SpaceKind
-    size: int
-
-
 def simplified(
     calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
 ) -> Sequence[Call]:
@@ -156,10 +122,10 @@ class Assembly:
         self._levels = _levels(calls, self._ways)
         self._ways.share(self._levels)
         self._shares = Shares(exchanged, self._ways.everywhere)
-        self._sent: dict[LoweredBuffer, _Value] = {}
-        self._held: dict[LoweredBuffer, _Value] = {}
-        self._uses: dict[_Value, list[int]] = {}  # the numbers of the steps
-        self._offsets: dict[_Value, int] = {}  # in the memory of a block
+        self._sent: dict[LoweredBuffer, Value] = {}
+        self._held: dict[LoweredBuffer, Value] = {}
+        self._uses: dict[Value, list[int]] = {}  # the numbers of the steps
+        self._offsets: dict[Value, int] = {}  # in the memory of a block
 
     def segment(self) -> tuple[Segment, list[LoweredBuffer], list[Call]]:
         """The kernel, its buffers, and the call that each of its parts was made of."""
@@ -171,14 +137,14 @@ class Assembly:
             packets = LoweredBuffer(type_, Role.TEMP, f"packets of {self._calls[0].title}")
             for step in steps:
                 step.level += 1
-            steps.insert(0, _Step(ClearPackets((total,)), (packets,), None, 0))
-        steps = _with_shares(_in_order(steps))
+            steps.insert(0, Step(ClearPackets((total,)), (packets,), None, 0))
+        steps = with_shares(in_order(steps))
         if self._settings.join:
-            steps = list(_with_joint(steps))
+            steps = list(with_joint(steps))
         buffers = [o for step in steps for o in step.operands if isinstance(o, LoweredBuffer)]
         buffers = list(dict.fromkeys(buffers))
         spaces, block_bytes = self._spaces(steps)
-        position: dict[LoweredBuffer | _Value, int] = {b: i for i, b in enumerate(buffers)}
+        position: dict[LoweredBuffer | Value, int] = {b: i for i, b in enumerate(buffers)}
         position |= {value: i for i, value in enumerate(spaces, len(buffers))}
         reads, writes = [False] * len(position), [False] * len(position)
         for step in steps:
@@ -227,7 +193,7 @@ class Assembly:
             variables,
             self._settings.layers,
         )
-        return kernel, buffers, list(map(_call, steps))
+        return kernel, buffers, list(map(call_of, steps))
 
     def longest_held(self, most: int) -> LoweredBuffer:
         """The value that blocks have for longest, of those of which they have too many at a time.
@@ -241,30 +207,30 @@ class Assembly:
         together = [b for b, numbers in uses.items() if numbers[0] <= first <= numbers[-1]]
         return max(together, key=lambda b: uses[b][-1] - uses[b][0])
 
-    def _steps(self, call: Call) -> Iterator[_Step]:
+    def _steps(self, call: Call) -> Iterator[Step]:
         """The part that a call becomes, behind those that receive what it reads."""
         assert isinstance(call.kernel, CudaKernel)
         level = self._levels[call]
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             way = self._ways.way(buffer)
             if way is Way.BLOCK and buffer not in self._held:
-                self._held[buffer] = _Value(SpaceKind.BLOCK, self._held_bytes(buffer))
+                self._held[buffer] = Value(SpaceKind.BLOCK, self._held_bytes(buffer))
             if way not in (Way.PACKETS, Way.POLLED):
                 continue
             dtype = buffer.type.dtype
             elements = buffer.nbytes // dtype.itemsize
             if arg.writes:
-                self._sent[buffer] = _Value(SpaceKind.PACKETS, buffer.nbytes)
+                self._sent[buffer] = Value(SpaceKind.PACKETS, buffer.nbytes)
             elif way is Way.PACKETS and buffer not in self._held:
-                held = self._held[buffer] = _Value(SpaceKind.BLOCK, self._held_bytes(buffer))
+                held = self._held[buffer] = Value(SpaceKind.BLOCK, self._held_bytes(buffer))
                 taken = Arg(dtype, reads=False, writes=True)
                 reader, elements = self._shares.sizes.get(buffer, (None, elements))
                 kernel = ReceivePackets((elements,), (Arg(dtype), taken))
                 strides: tuple[int, ...] = () if reader is None else (elements, 0)
                 # A call behind this one may be in front of it in the segment.
                 first = min(self._levels[c] for c in self._calls if buffer in c.reads())
-                yield _Step(kernel, (self._sent[buffer], held), None, first, reader, strides)
-        operands: list[LoweredBuffer | _Value] = []
+                yield Step(kernel, (self._sent[buffer], held), None, first, reader, strides)
+        operands: list[LoweredBuffer | Value] = []
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             places = [self._sent.get(buffer), self._held.get(buffer)]
             nearest, other = places if arg.writes else places[::-1]
@@ -273,10 +239,10 @@ class Assembly:
         if (share := self._shares.of.get(call)) is not None:
             pairs = zip(alone, share.strides, strict=True)
             strides = tuple(0 if size else stride for size, stride in pairs)
-            yield _Step(share.kernel, tuple(operands), call, level, share.reader, strides)
+            yield Step(share.kernel, tuple(operands), call, level, share.reader, strides)
         else:  # the share that a block has is not where that of the point would be
             strides = tuple(-size[1] if size else 0 for size in alone)
-            yield _Step(call.kernel, tuple(operands), call, level, None, strides)
+            yield Step(call.kernel, tuple(operands), call, level, None, strides)
 
     def _held_at(self, count: int) -> list[int]:
         """By step, the end of the values that a block has."""
@@ -296,21 +262,20 @@ class Assembly:
         padded = self._ways.way(buffer) is Way.PACKETS or buffer.nbytes >= _LONG_BYTES
         return buffer.nbytes + streamed_left.MOST_PADDING * padded
 
-    def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
+    def _spaces(self, steps: Sequence[Step]) -> tuple[dict[Value, Space], int]:
         """The memory of values, and the shared memory that they need."""
         uses = self._uses
         numbers_of = {step.call: i for i, step in enumerate(steps)}
         for number, step in enumerate(steps):
             last = number if step.reader is None else numbers_of[step.reader]
             for operand in step.operands:
-                if isinstance(operand, _Value):
+                if isinstance(operand, Value):
                     uses.setdefault(operand, []).extend((number, last))
-        for (
-            numbers
-        ) in uses.values():  # what most layers read stays: the last one is like all others
+        for numbers in uses.values():
+            # What most layers read stays: the last one is like all others.
             if numbers[-1] - numbers[0] > len(steps) // 2:
                 numbers.append(len(steps) - 1)
-        spaces: dict[_Value, Space] = {}
+        spaces: dict[Value, Space] = {}
         packets = most = 0
         live: list[tuple[int, int, int]] = []  # the last use, the start and the end of each
         for value, numbers in uses.items():
@@ -336,27 +301,6 @@ def _fixed(buffers: Sequence[LoweredBuffer]) -> tuple[tuple[int, int], ...]:
     roles = (Role.PARAM, Role.CONSTANT, Role.PREPARED)
     found = [(i, buffer.nbytes) for i, buffer in enumerate(buffers) if buffer.role in roles]
     return tuple((i, nbytes) for i, nbytes in found if 0 < nbytes <= _FIXED_BYTES)
-
-
-def _call(step: _Step) -> Call:
-    """The call that a part was made of; for one about packets, a call on memory for the values."""
-    if step.call is not None:
-        return step.call
-    buffers = [
-        operand
-        if isinstance(operand, LoweredBuffer)
-        else LoweredBuffer(
-            TensorType(arg.dtype, (operand.size // arg.dtype.itemsize,)), Role.TEMP, "values"
-        )
-        for arg, operand in zip(step.kernel.args, step.operands, strict=True)
-    ]
-    if step.joined:
-        labels = tuple(dict.fromkeys(label for call in step.joined for label in call.nodes))
-        title = ", ".join(dict.fromkeys(call.title for call in step.joined))
-        flops = sum((call.flops for call in step.joined), start=0)
-        return Call(step.kernel, tuple(buffers), labels, title, flops)
-    title = "receive values" if isinstance(step.kernel, ReceivePackets) else "clear packets"
-    return Call(step.kernel, tuple(buffers), (), title)
 
 
 def _whole(nbytes: int) -> int:
@@ -406,124 +350,3 @@ def _levels(calls: Sequence[Call], ways: Ways) -> dict[Call, int]:
             writers[buffer] = level
         levels[call] = level
     return levels
-
-
-def _in_order(steps: Sequence[_Step]) -> list[_Step]:
-    """The steps in the order of blocks, with values that are received together as one.
-
-    Parts come first that wait for the fewest values, one behind the other: what the next ones wait
-    for may then be there.
-    """
-    written: dict[LoweredBuffer | _Value, int] = {}
-    ranks = {}
-    for step in steps:
-        packets = any(
-            isinstance(operand, _Value) and operand.kind is SpaceKind.PACKETS and not arg.writes
-            for arg, operand in zip(step.kernel.args, step.operands, strict=True)
-        )
-        found = [written.get(operand, 0) for operand in step.operands]
-        ranks[step] = max(found, default=0) + packets
-        for arg, operand in zip(step.kernel.args, step.operands, strict=True):
-            if arg.writes:
-                written[operand] = ranks[step]
-
-    def place(step: _Step) -> tuple[int, int, bool]:
-        return step.level, ranks[step], not isinstance(step.kernel, ReceivePackets)
-
-    ordered: list[_Step] = []
-    for _, together in groupby(sorted(steps, key=place), key=place):
-        group = list(together)
-        if isinstance(group[0].kernel, ReceivePackets):
-            keys = dict.fromkeys(map(_received_as, group))
-            group = [_received([s for s in group if _received_as(s) == key]) for key in keys]
-        ordered += group
-    return ordered
-
-
-def _with_shares(steps: Sequence[_Step]) -> list[_Step]:
-    """The steps, those for the shares of attention right in front of it."""
-    shares: dict[Call, list[_Step]] = {}
-    for step in steps:
-        if step.reader is not None:
-            shares.setdefault(step.reader, []).append(step)
-    ordered: list[_Step] = []
-    for step in steps:
-        if step.reader is not None:
-            continue
-        if step.call is not None and step.call in shares:
-            for share in shares[step.call]:
-                share.level = step.level
-            ordered += shares[step.call]
-            step.reader = step.call
-        ordered.append(step)
-    return ordered
-
-
-def _with_joint(steps: Sequence[_Step]) -> Iterator[_Step]:
-    """The steps, short ones for the same shares as one where they do not wait for each other."""
-    group: list[_Step] = []
-    for step in steps:
-        if group and not _joins(group, step):
-            yield _joint(group)
-            group = []
-        group.append(step)
-    if group:
-        yield _joint(group)
-
-
-def _joins(group: Sequence[_Step], step: _Step) -> bool:
-    """Whether a step becomes one with those in front of it."""
-    first = group[0]
-    if step.reader is None or (step.reader, step.level) != (first.reader, first.level):
-        return False
-    if isinstance(step.kernel, ReceivePackets) or not all(
-        may_join(other.kernel) for other in (first, step)
-    ):
-        return False
-    nests = [other for other in group if not isinstance(other.kernel, ReceivePackets)]
-    written = {operand for other in nests for operand in other.written()}
-    used = {operand for other in nests for operand in other.operands}
-    return not written & {*step.operands} and not used & {*step.written()}
-
-
-def _joint(group: Sequence[_Step]) -> _Step:
-    """Several steps as one."""
-    first = group[0]
-    if len(group) == 1:
-        return first
-    pairs = [pair for step in group for pair in zip(step.operands, step.strides, strict=True)]
-    operands = dict(pairs)
-    places = {operand: place for place, operand in enumerate(operands)}
-    reads, writes = [False] * len(places), [False] * len(places)
-    dtypes = [UINT16] * len(places)
-    for step in group:
-        for arg, operand in zip(step.kernel.args, step.operands, strict=True):
-            reads[places[operand]] |= arg.reads
-            writes[places[operand]] |= arg.writes
-            dtypes[places[operand]] = arg.dtype
-    kernel = JointNests(
-        tuple(map(Arg, dtypes, reads, writes)),
-        tuple(step.kernel for step in group),
-        tuple(tuple(places[operand] for operand in step.operands) for step in group),
-        group[-1].kernel.variables,
-    )
-    calls = tuple(step.call for step in group if step.call is not None)
-    return _Step(
-        kernel, tuple(operands), None, first.level, first.reader, tuple(operands.values()), calls
-    )
-
-
-def _received_as(step: _Step) -> tuple[Call | None, DType]:
-    """The key by which steps receive values together."""
-    return step.reader, step.kernel.args[0].dtype
-
-
-def _received(steps: Sequence[_Step]) -> _Step:
-    """The step that receives what several do."""
-    kernels = [step.kernel for step in steps if isinstance(step.kernel, ReceivePackets)]
-    counts = tuple(count for kernel in kernels for count in kernel.counts)
-    args = tuple(arg for kernel in kernels for arg in kernel.args)
-    operands = tuple(operand for step in steps for operand in step.operands)
-    strides = tuple(stride for step in steps for stride in step.strides)
-    first = steps[0]
-    return _Step(ReceivePackets(counts, args), operands, None, first.level, first.reader, strides)

@@ -1,0 +1,206 @@
+"""Steps: the parts of a segment while it is put together, and their order."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.rules.joint_nests import JointNests, may_join
+from ostinato.backends.cuda.rules.packets import ReceivePackets
+from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
+from ostinato.dtypes import UINT16, DType
+from ostinato.ir.types import TensorType
+from ostinato.lower.loopir.nodes import Arg
+from ostinato.lower.program import Call, LoweredBuffer, Role
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ostinato.backends.cuda.kernel import CudaKernel
+
+__all__ = ["Step", "Value", "call_of", "in_order", "with_joint", "with_shares"]
+
+
+@dataclass(eq=False)
+class Step:
+    """A part under construction.
+
+    Attributes:
+        kernel: of the part.
+        operands: by argument, what has its memory.
+        call: what it was made of, if it was made of one.
+        level: the number of barriers before it.
+        reader: the call of attention whose points are the shares that it is run for, or which it
+            is.
+        strides: by argument, elements from one share to the next.
+        joined: the calls that it was made of, if it was made of several.
+    """
+
+    kernel: CudaKernel
+    operands: tuple[LoweredBuffer | Value, ...]
+    call: Call | None
+    level: int
+    reader: Call | None = None
+    strides: tuple[int, ...] = ()
+    joined: tuple[Call, ...] = ()
+
+    def written(self) -> list[LoweredBuffer | Value]:
+        """The memory that it writes."""
+        pairs = zip(self.kernel.args, self.operands, strict=True)
+        return [operand for arg, operand in pairs if arg.writes]
+
+
+@dataclass(eq=False)
+class Value:
+    """Memory of a segment's own for a value.
+
+    Attributes:
+        kind: see :class:`SpaceKind`.
+        size: its bytes.
+    """
+
+    kind: SpaceKind
+    size: int
+
+
+def in_order(steps: Sequence[Step]) -> list[Step]:
+    """The steps in the order of blocks, with values that are received together as one.
+
+    Parts come first that wait for the fewest values, one behind the other: what the next ones wait
+    for may then be there.
+    """
+    written: dict[LoweredBuffer | Value, int] = {}
+    ranks = {}
+    for step in steps:
+        packets = any(
+            isinstance(operand, Value) and operand.kind is SpaceKind.PACKETS and not arg.writes
+            for arg, operand in zip(step.kernel.args, step.operands, strict=True)
+        )
+        found = [written.get(operand, 0) for operand in step.operands]
+        ranks[step] = max(found, default=0) + packets
+        for arg, operand in zip(step.kernel.args, step.operands, strict=True):
+            if arg.writes:
+                written[operand] = ranks[step]
+
+    def place(step: Step) -> tuple[int, int, bool]:
+        return step.level, ranks[step], not isinstance(step.kernel, ReceivePackets)
+
+    ordered: list[Step] = []
+    for _, together in groupby(sorted(steps, key=place), key=place):
+        group = list(together)
+        if isinstance(group[0].kernel, ReceivePackets):
+            keys = dict.fromkeys(map(_received_as, group))
+            group = [_received([s for s in group if _received_as(s) == key]) for key in keys]
+        ordered += group
+    return ordered
+
+
+def with_shares(steps: Sequence[Step]) -> list[Step]:
+    """The steps, those for the shares of attention right in front of it."""
+    shares: dict[Call, list[Step]] = {}
+    for step in steps:
+        if step.reader is not None:
+            shares.setdefault(step.reader, []).append(step)
+    ordered: list[Step] = []
+    for step in steps:
+        if step.reader is not None:
+            continue
+        if step.call is not None and step.call in shares:
+            for share in shares[step.call]:
+                share.level = step.level
+            ordered += shares[step.call]
+            step.reader = step.call
+        ordered.append(step)
+    return ordered
+
+
+def with_joint(steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps, short ones for the same shares as one where they do not wait for each other."""
+    group: list[Step] = []
+    for step in steps:
+        if group and not _joins(group, step):
+            yield _joint(group)
+            group = []
+        group.append(step)
+    if group:
+        yield _joint(group)
+
+
+def _joins(group: Sequence[Step], step: Step) -> bool:
+    """Whether a step becomes one with those in front of it."""
+    first = group[0]
+    if step.reader is None or (step.reader, step.level) != (first.reader, first.level):
+        return False
+    if isinstance(step.kernel, ReceivePackets) or not all(
+        may_join(other.kernel) for other in (first, step)
+    ):
+        return False
+    nests = [other for other in group if not isinstance(other.kernel, ReceivePackets)]
+    written = {operand for other in nests for operand in other.written()}
+    used = {operand for other in nests for operand in other.operands}
+    return not written & {*step.operands} and not used & {*step.written()}
+
+
+def _joint(group: Sequence[Step]) -> Step:
+    """Several steps as one."""
+    first = group[0]
+    if len(group) == 1:
+        return first
+    pairs = [pair for step in group for pair in zip(step.operands, step.strides, strict=True)]
+    operands = dict(pairs)
+    places = {operand: place for place, operand in enumerate(operands)}
+    reads, writes = [False] * len(places), [False] * len(places)
+    dtypes = [UINT16] * len(places)
+    for step in group:
+        for arg, operand in zip(step.kernel.args, step.operands, strict=True):
+            reads[places[operand]] |= arg.reads
+            writes[places[operand]] |= arg.writes
+            dtypes[places[operand]] = arg.dtype
+    kernel = JointNests(
+        tuple(map(Arg, dtypes, reads, writes)),
+        tuple(step.kernel for step in group),
+        tuple(tuple(places[operand] for operand in step.operands) for step in group),
+        group[-1].kernel.variables,
+    )
+    calls = tuple(step.call for step in group if step.call is not None)
+    return Step(
+        kernel, tuple(operands), None, first.level, first.reader, tuple(operands.values()), calls
+    )
+
+
+def _received_as(step: Step) -> tuple[Call | None, DType]:
+    """The key by which steps receive values together."""
+    return step.reader, step.kernel.args[0].dtype
+
+
+def _received(steps: Sequence[Step]) -> Step:
+    """The step that receives what several do."""
+    kernels = [step.kernel for step in steps if isinstance(step.kernel, ReceivePackets)]
+    counts = tuple(count for kernel in kernels for count in kernel.counts)
+    args = tuple(arg for kernel in kernels for arg in kernel.args)
+    operands = tuple(operand for step in steps for operand in step.operands)
+    strides = tuple(stride for step in steps for stride in step.strides)
+    first = steps[0]
+    return Step(ReceivePackets(counts, args), operands, None, first.level, first.reader, strides)
+
+
+def call_of(step: Step) -> Call:
+    """The call that a part was made of; for one about packets, a call on memory for the values."""
+    if step.call is not None:
+        return step.call
+    buffers = [
+        operand
+        if isinstance(operand, LoweredBuffer)
+        else LoweredBuffer(
+            TensorType(arg.dtype, (operand.size // arg.dtype.itemsize,)), Role.TEMP, "values"
+        )
+        for arg, operand in zip(step.kernel.args, step.operands, strict=True)
+    ]
+    if step.joined:
+        labels = tuple(dict.fromkeys(label for call in step.joined for label in call.nodes))
+        title = ", ".join(dict.fromkeys(call.title for call in step.joined))
+        flops = sum((call.flops for call in step.joined), start=0)
+        return Call(step.kernel, tuple(buffers), labels, title, flops)
+    title = "receive values" if isinstance(step.kernel, ReceivePackets) else "clear packets"
+    return Call(step.kernel, tuple(buffers), (), title)
