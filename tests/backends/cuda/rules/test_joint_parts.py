@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.capabilities import lowering_options
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
 from ostinato.backends.cuda.rules.joint_nests import JointNests
 from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.backends.cuda.rules.segment_assembly import Segment
+from ostinato.backends.cuda.rules.table import lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
+from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.plan.prepared import KernelCall
+from ostinato.records import replace
 from tests.devices.registered import open_session
 
 APART = ost.CompileOptions(joint_parts=False)
@@ -117,3 +122,39 @@ def test_rounded_rows_come_from_packets_and_norms_write_them_once(session: ost.S
     assert "ost::received<" in segment_of(compiled).source(SM_90)
     given = {"x": rng.standard_normal((1, 256)).astype(x.dtype.numpy)}
     np.testing.assert_array_equal(compiled.run(given)[0], apart.run(given)[0])
+
+
+def chain() -> tuple[ost.Graph, ost.CompileOptions]:
+    """Three elementwise nests, one behind the other, and a nest that does not read them."""
+    g = ost.Graph("chain")
+    x = g.input("x", (3, 7), "float32")
+    g.set_outputs([g.sin(g.sqrt(g.exp(x))), g.sum(x)])
+    return g, ost.CompileOptions(elementwise_fusion=False)
+
+
+def test_values_of_a_chain_are_computed_by_its_last_nest(session: ost.Session) -> None:
+    graph, options = chain()
+    compiled = session.compile(graph, options=options)
+    assert len(segment_of(compiled).parts) == 2
+    apart = session.compile(graph, options=replace(options, joint_parts=False))
+    assert len(segment_of(apart).parts) == 4
+    x = np.linspace(-2, 2, 21, dtype=np.float32).reshape(3, 7)
+    for found, expected in zip(compiled.run({"x": x}), apart.run({"x": x}), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_chain_whose_value_nothing_reads() -> None:
+    graph, options = chain()
+    settings = replace(lowering_options(options), segments=False)
+    program, _ = lower_for_cuda(graph, settings)
+    unread = {
+        buffer: LoweredBuffer(buffer.type, Role.TEMP, buffer.name)
+        for call in program.calls
+        for buffer in call.writes()
+    }
+    calls = [
+        replace(call, buffers=tuple(unread.get(b, b) for b in call.buffers))
+        for call in program.calls[:3]
+    ]
+    assert len(calls) == 3
+    assert len(with_inlined_values(calls, set())) == 1

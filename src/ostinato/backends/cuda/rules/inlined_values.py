@@ -51,12 +51,15 @@ def with_inlined_values(calls: Sequence[Call], outside: Set[LoweredBuffer]) -> l
         outside: buffers that are read elsewhere.
     """
     found = list(map(_without_clamps, calls))
-    for call in list(found):
-        if (reader := _only_reader(call, found, outside)) is not None:
-            joined = _joined(call, reader)
-            if joined is not None:
-                found[found.index(reader)] = joined
-                found.remove(call)
+    position = 0
+    while position < len(found):
+        reader = _only_reader(found[position], found, outside)
+        joined = None if reader is None else _joined(found[position], reader)
+        if reader is None or joined is None:
+            position += 1
+            continue
+        found[found.index(reader)] = joined  # which another one may compute in turn
+        del found[position]
     return found
 
 
