@@ -233,8 +233,9 @@ def test_dtypes_that_a_backend_lacks():
     g = Graph()
     g.set_outputs([g.exp(g.cast(g.input("x", (2,)), "float64"))])
     lacking = Capabilities(dtypes=frozenset({FLOAT32, INT64}))
-    with pytest.raises(UnsupportedOpError, match="2 nodes"):
+    with pytest.raises(UnsupportedOpError, match="2 nodes") as error:
         run_passes(g, capabilities=lacking)
+    assert "(f32[2]) -> f64[2] at " in str(error.value)  # the operand's dtype is taken
 
 
 def test_padding_becomes_explicit():

@@ -79,7 +79,13 @@ class Decompose(Pass):
         return lambda: node.op.decompose(rewriter.graph, operands, node.attrs)
 
 
+def _described(node: Node) -> str:
+    """A line with a node, its types, and where the user has added it."""
+    results = ", ".join(str(value.type) for value in node.outputs)
+    return f"  {node} -> {results}{f' at {node.source}' if node.source else ''}"
+
+
 def _message(stuck: Sequence[Node]) -> str:
-    listed = "\n".join(f"  {node}{f' at {node.source}' if node.source else ''}" for node in stuck)
+    listed = "\n".join(map(_described, stuck))
     some = "a node" if len(stuck) == 1 else f"{len(stuck)} nodes"
     return f"the backend neither takes nor can rewrite {some} of the graph:\n{listed}"

@@ -43,6 +43,30 @@ def test_float32_stays_on_the_device(session: ost.Session) -> None:
     assert "on the host" not in session.compile(g).explain()
 
 
+def test_8_bit_floats_that_nothing_reads(session: ost.Session) -> None:
+    """MLX has no such arrays: they may be inputs and params of what is not computed."""
+    g = ost.Graph("unread")
+    x, p = g.input("x", (2, 3), "float8_e4m3fn"), g.param("p", (3, 4), "float8_e4m3fn")
+    y = g.input("y", (5,))
+    g.scaled_matmul(x, p)
+    g.set_outputs([g.exp(y)])
+    arrays = {"x": np.ones((2, 3), x.dtype.numpy), "y": np.zeros(5, np.float32)}
+    compiled = session.compile(g, {"p": np.ones((3, 4), x.dtype.numpy)})
+    for _ in range(3):
+        np.testing.assert_array_equal(compiled.run(arrays)[0], np.ones(5))
+
+
+def test_8_bit_floats_are_no_results(session: ost.Session) -> None:
+    g = ost.Graph("results")
+    x = g.input("x", (2, 3), "float8_e4m3fn")
+    g.assign(g.state("seen", (2, 3), "float8_e4m3fn"), x)
+    g.set_outputs({"same": x})
+    with pytest.raises(ost.UnsupportedOpError) as error:
+        session.compile(g)
+    assert "output 'same' (f8e4m3fn[2,3])" in str(error.value)
+    assert "state 'seen'" in str(error.value)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_op_rounds_floats_of_16_bits(dtype: str, session: ost.Session) -> None:
     g = ost.Graph("rounding")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.context import ArrayContext
 from ostinato.backends.base import Backend
+from ostinato.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +73,8 @@ class ArrayBackend(Backend):
 
         lowered = lower_graph(graph, options, self.device, self.capabilities, lower)
         program, report = lowered.program, lowered.report
+        if not self.framework.holds_narrow:
+            _check_results(program.graph, self.framework.label)
         note_kernels(report, program, lambda call: call.title)
         report.remarks += [
             f"on the host: {node.op.name} {node.label!r}"
@@ -97,6 +100,19 @@ class ArrayBackend(Backend):
                 tensors,
                 keeps=options.keep_intermediates,
             )
+
+
+def _check_results(graph: BaseGraph, label: str) -> None:
+    """Check that no result is an 8-bit float.
+
+    Raises:
+        UnsupportedOpError: some outputs or states are; lists every one.
+    """
+    results = [(f"output {name!r}", value) for name, value in graph.outputs.items()]
+    results += [(f"state {name!r}", value) for name, value in graph.assignments.items()]
+    refused = [f"  {name} ({value.type})" for name, value in results if value.dtype.is_narrow]
+    if refused:
+        raise UnsupportedOpError("\n".join([f"{label} has no arrays of 8-bit floats:", *refused]))
 
 
 def _size_text(size: Dim) -> str:

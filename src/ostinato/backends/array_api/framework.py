@@ -70,6 +70,8 @@ class Framework(ABC):
         rules: by op, its own ways to compute one.
         capabilities: the ops and dtypes of a device of it.
         starts_calls: whether what is called is under way at once: :meth:`launch` does nothing.
+        holds_narrow: whether there are arrays of 8-bit floats. If not, :meth:`from_host` makes one
+            of their bytes, which nothing reads: what has read it is not in the graph any more.
     """
 
     label: str
@@ -77,6 +79,7 @@ class Framework(ABC):
     rules: Mapping[str, NativeRule]
     capabilities: Capabilities
     starts_calls: bool = False
+    holds_narrow: bool = True
 
     @abstractmethod
     def on_host(self, node: Node) -> bool:

@@ -38,6 +38,7 @@ class MlxFramework(Framework):
     label = "MLX"
     rules = RULES
     capabilities = CAPABILITIES
+    holds_narrow = False
 
     def __init__(self, fuses: bool | None = None) -> None:
         import mlx.core as mx

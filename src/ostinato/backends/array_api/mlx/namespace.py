@@ -27,6 +27,8 @@ class MlxNamespace(ArrayNamespace):
     # -- arrays and their types --------------------------------------------------------------------
 
     def native(self, dtype: DType) -> Any:
+        if dtype.is_narrow:
+            return self._module.uint8
         return getattr(self._module, "bool_" if dtype.is_bool else dtype.name)
 
     def dtype_of(self, x: Any) -> DType:
@@ -52,6 +54,8 @@ class MlxNamespace(ArrayNamespace):
             array = array.copy()  # MLX takes no negative strides, not even of single elements
         if dtype.name == "bfloat16":  # NumPy's buffer has no format for it
             return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+        if dtype.is_narrow:  # nor has MLX; see `Framework.holds_narrow`
+            array = array.view(np.uint8)
         return mx.array(array, self.native(dtype))
 
     def to_numpy(self, x: Any) -> np.ndarray[Any, Any]:
