@@ -158,3 +158,22 @@ def test_a_chain_whose_value_nothing_reads() -> None:
     ]
     assert len(calls) == 3
     assert len(with_inlined_values(calls, set())) == 1
+
+
+def test_gathers_of_a_chain_keep_their_positions(session: ost.Session) -> None:
+    """Each kernel numbers the positions that data give from 0."""
+    g, rng = ost.Graph("gathers"), np.random.default_rng(2)
+    arrays: dict[str, np.ndarray] = {}
+    total = g.input("x", (9, 4), "float32")
+    arrays["x"] = rng.standard_normal((9, 4), np.float32)
+    for n in range(3):
+        table, rows = g.input(f"t{n}", (30, 4), "float32"), g.input(f"i{n}", (9,), "int64")
+        arrays[f"t{n}"] = rng.standard_normal((30, 4), np.float32)
+        arrays[f"i{n}"] = rng.integers(0, 30, 9)
+        total = g.add(total, g.take(table, rows, axis=0))
+    g.set_outputs([total, g.sum(total)])
+    apart = ost.CompileOptions(elementwise_fusion=False)
+    assert len(segment_of(session.compile(g, options=apart)).parts) < 7
+    (found, _) = session.compile(g, options=apart).run(arrays)
+    expected = arrays["x"] + sum(arrays[f"t{n}"][arrays[f"i{n}"]] for n in range(3))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -8,6 +8,7 @@ need no clamps then.
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
@@ -15,6 +16,7 @@ from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
+    Binding,
     IndexValue,
     Load,
     Number,
@@ -32,9 +34,8 @@ from ostinato.records import replace
 from ostinato.variables import Expr, bounds, substitute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Set
+    from collections.abc import Callable, Mapping, Sequence, Set
 
-    from ostinato.lower.loopir.nodes import Binding
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["with_inlined_values"]
@@ -178,10 +179,8 @@ def _joined(call: Call, reader: Call) -> Call | None:
     if len(buffers) > _MOST_ARGUMENTS:
         return None
     places = dict(zip(writer.outer_axes, unravel(extents, loads[0].index), strict=True))
-    inner = Rewriter(
-        index=lambda dim: substitute(dim, places),
-        buffer=lambda n: buffers.index(call.buffers[n]),
-    )
+    apart = _apart(_data_symbols(writer), _data_symbols(kernel))
+    inner = _Moving(places, apart, lambda n: buffers.index(call.buffers[n]))
     value = inner.scalar(store.value)
     rewriter = _Computing(loads[0], value, lambda n: buffers.index(reader.buffers[n]))
     statements = tuple(map(rewriter.statement, kernel.stages[0].statements))
@@ -190,6 +189,47 @@ def _joined(call: Call, reader: Call) -> Call | None:
     made = replace(kernel, args=args, stages=(Stage((), statements),))
     nodes = tuple(dict.fromkeys((*call.nodes, *reader.nodes)))
     return Call(made, tuple(buffers), nodes, reader.title, call.flops + reader.flops)
+
+
+def _data_symbols(kernel: CudaLoopNest) -> list[Symbol]:
+    """The data symbols of an elementwise nest, each once."""
+    holders = [*_scalars(kernel), *kernel.stages[0].statements]
+    found = [b.symbol for holder in holders for b in getattr(holder, "bindings", ())]
+    return list(dict.fromkeys(found))
+
+
+def _apart(symbols: Sequence[Symbol], others: Sequence[Symbol]) -> dict[Symbol, Symbol]:
+    """Symbols for these that have other names than the others: kernels number theirs from 0."""
+    taken = {symbol.name for symbol in others}
+    names = (name for name in map("d{}".format, count()) if name not in taken)
+    return {symbol: replace(symbol, name=next(names)) for symbol in symbols}
+
+
+class _Moving(Rewriter):
+    """Moves scalars into another kernel.
+
+    Args:
+        places: the index expressions that axes become.
+        symbols: the data symbols that others become.
+        buffer: what buffer numbers become.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[Symbol, Dim],
+        symbols: Mapping[Symbol, Symbol],
+        buffer: Callable[[int], int],
+    ) -> None:
+        known = {**places, **{old: Expr({(new,): 1}, 0) for old, new in symbols.items()}}
+        super().__init__(lambda dim: substitute(dim, known), buffer)
+        self._symbols = symbols
+
+    def _binding(self, binding: Binding) -> Binding:
+        known = self._bindings.get(binding)
+        if known is None:
+            known = Binding(self._symbols[binding.symbol], self.scalar(binding.value))
+            self._bindings[binding] = known
+        return known
 
 
 class _Computing(Rewriter):
