@@ -351,6 +351,22 @@ def test_arguments_of_a_segment_are_what_it_has_no_memory_for(
     assert all(len(segment.args) < 500 for segment in segments)
 
 
+def test_values_that_a_block_has_room_for_but_for_their_padding(session: ost.Session) -> None:
+    """Three values of 16,160 bytes at a time fill its 48 KiB, 256 bytes behind each do not fit."""
+    d = Draw(ost.Graph("held"), np.random.default_rng(8))
+    g, x = d.g, d.of((1, 16), "float32")
+    values = [g.matmul(x, d.of((16, 4040), "float32")) for _ in range(3)]
+    first, second = (
+        [g.matmul(value, weight) for value in values]
+        for weight in (d.of((4040, 8), "float32"), d.of((4040, 8), "float32"))
+    )
+    last = g.softmax(first[0] + first[1] + first[2])
+    g.set_outputs([second[0] + second[1] + (second[2] + last)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert segment.block_bytes < 48 << 10
+
+
 def test_one_kernel_may_have_more_arguments_than_a_segment(session: ost.Session) -> None:
     d = Draw(ost.Graph("wide"), np.random.default_rng(4))
     parts = [d.of((1, 2), "float32") for _ in range(520)]

@@ -202,8 +202,8 @@ class Assembly:
             most: bytes of the values that a block has, more of which the segment has.
         """
         uses = {buffer: self._uses[value] for buffer, value in self._held.items()}
-        spaces = {buffer: self._offsets[value] for buffer, value in self._held.items()}
-        first = next(uses[b][0] for b, start in spaces.items() if start + b.nbytes > most)
+        ends = {b: self._offsets[value] + _whole(value.size) for b, value in self._held.items()}
+        first = next(uses[b][0] for b, end in ends.items() if end > most)
         together = [b for b, numbers in uses.items() if numbers[0] <= first <= numbers[-1]]
         return max(together, key=lambda b: uses[b][-1] - uses[b][0])
 
