@@ -60,11 +60,13 @@ def test_8_bit_floats_are_no_results(session: ost.Session) -> None:
     g = ost.Graph("results")
     x = g.input("x", (2, 3), "float8_e4m3fn")
     g.assign(g.state("seen", (2, 3), "float8_e4m3fn"), x)
+    g.state("kept", (2, 3), "float8_e5m2")
     g.set_outputs({"same": x})
     with pytest.raises(ost.UnsupportedOpError) as error:
         session.compile(g)
     assert "output 'same' (f8e4m3fn[2,3])" in str(error.value)
     assert "state 'seen'" in str(error.value)
+    assert "state 'kept'" in str(error.value)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

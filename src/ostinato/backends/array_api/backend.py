@@ -103,13 +103,13 @@ class ArrayBackend(Backend):
 
 
 def _check_results(graph: BaseGraph, label: str) -> None:
-    """Check that no result is an 8-bit float.
+    """Check that nothing that users can read is an 8-bit float.
 
     Raises:
         UnsupportedOpError: some outputs or states are; lists every one.
     """
     results = [(f"output {name!r}", value) for name, value in graph.outputs.items()]
-    results += [(f"state {name!r}", value) for name, value in graph.assignments.items()]
+    results += [(f"state {name!r}", value) for name, value in graph.states.items()]
     refused = [f"  {name} ({value.type})" for name, value in results if value.dtype.is_narrow]
     if refused:
         raise UnsupportedOpError("\n".join([f"{label} has no arrays of 8-bit floats:", *refused]))

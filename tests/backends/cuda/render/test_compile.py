@@ -59,6 +59,16 @@ def symbols_in(objects: Mapping[str, tuple[bytes, Sequence[str]]]) -> list[str]:
     return sorted(symbol for _, symbols in objects.values() for symbol in symbols)
 
 
+def test_blocks_that_meet_have_as_many_threads_as_their_barriers_take_them_to_have() -> None:
+    """Those of other sizes between 256 and 512 are segments, of which 256 threads compute."""
+    target, seen = CudaTarget.of_arch("sm_90"), set()
+    for kernel in recipe_kernels(every_dtype=False).values():
+        if "OST_SYNC" in kernel.source(target):
+            seen.add(kernel.launch(target).block)
+    assert len(seen) > 1
+    assert not any(256 < block < 512 for block in seen)
+
+
 def test_objects_are_kept_by_content(tmp_path: Path) -> None:
     kernels = list(recipe_kernels(every_dtype=False).values())[:7]
     cache = ObjectCache(tmp_path)

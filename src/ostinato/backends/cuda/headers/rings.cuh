@@ -250,10 +250,4 @@ struct ring {
     }
 };
 
-// Brings bytes into the cache that all multiprocessors share: called by a warp.
-inline void bring_bytes(const void* from, int bytes) {
-    for (int i = threadIdx.x % 32 * 128; i < bytes; i += 32 * 128)
-        prefetch_line((const unsigned char*)from + i);
-}
-
 }  // namespace ost

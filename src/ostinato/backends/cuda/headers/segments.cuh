@@ -12,9 +12,9 @@ inline void prefetch_line(const void* from) {
 #endif
 }
 
-// The same of so many bytes: called by all threads of a block.
-inline void prefetch(const void* from, int bytes) {
-    for (int i = threadIdx.x * 128; i < bytes; i += computing * 128)
+// The same of so many bytes: called by so many threads, each with its number among them.
+inline void prefetch(const void* from, int bytes, int number, int threads) {
+    for (int i = number * 128; i < bytes; i += threads * 128)
         prefetch_line((const unsigned char*)from + i);
 }
 

@@ -116,7 +116,7 @@ def touch_text(
     touch = _TOUCH.substitute(
         item=item,
         most=_TOUCHED_KEYS,
-        lines=max(1, attention.features // width),
+        lines=-(-attention.features // width),
         width=width,
         key=_prefetched(frame, key, names),
         value=_prefetched(frame, value, names),

@@ -136,9 +136,10 @@ class SegmentFunction:
 
 
 def _touch(operands: Sequence[Operand]) -> str:
-    """Statements that load short operands; see :class:`Body`."""
+    """Statements that bring short operands into the cache; see :class:`Body`."""
+    first = "(const unsigned char*)b"
     return "".join(
-        f"    ost::bring_bytes((const unsigned char*)b{o.argument} + {o.offset}, {o.nbytes});\n"
+        f"    ost::prefetch({first}{o.argument} + {o.offset}, {o.nbytes}, threadIdx.x % 32, 32);\n"
         for o in operands
     )
 

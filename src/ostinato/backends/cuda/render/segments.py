@@ -137,7 +137,8 @@ class _Renderer:
         """The parts of a single block, which has all of each."""
         lines, layout = [], self.layout
         for position, nbytes in self.segment.fixed:
-            lines.append(f"    ost::prefetch(b{position}, {nbytes});")
+            given = f"b{position}, {nbytes}, threadIdx.x, {SEGMENT_BLOCK}"
+            lines.append(f"    ost::prefetch({given});")
         lines += self._start()
         for number, (part, function) in enumerate(zip(layout.parts, layout.functions, strict=True)):
             *types, _ = function.body.types()
