@@ -22,14 +22,19 @@ In memory, a bool is an ``unsigned char`` (any other than 0 is true, 1 is writte
 bfloat16 an ``unsigned short``, a narrow type an ``unsigned char``, an int64 a ``long long``. Every
 pointer is a multiple of 16.
 
+A kernel whose launch has tensor maps takes them behind that, as
+``const __grid_constant__ ost::tensor_maps<COUNT> maps``: each describes a matrix at the address of
+an argument, for copies of its parts into shared memory.
+
 A launch is known while compiling: grids are sized for the largest value of every Variable, and
 kernels compute the extent of a run from ``vars``. A source is host C++, too, once the CUDA
-built-ins are declared: what only a GPU has stands under ``#ifdef __CUDA_ARCH__``.
+built-ins are declared: what only a GPU has stands under ``#ifdef __CUDA_ARCH__``. There, kernels
+make their tensor maps themselves.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.records import dataclass
 
@@ -44,9 +49,12 @@ __all__ = [
     "FOUND",
     "GOES_ON",
     "HEADER_WORDS",
+    "MOST_PARAMETER_BYTES",
     "SIGNAL",
     "SIGNAL_LAUNCH",
+    "TENSOR_MAP_BYTES",
     "Launch",
+    "TensorMap",
     "is_guarded",
 ]
 
@@ -57,6 +65,39 @@ FAILED = -1
 FOUND = -2
 GOES_ON = -3
 ARRIVED = -4
+
+TENSOR_MAP_BYTES = 128
+"""Bytes of an encoded tensor map."""
+
+MOST_PARAMETER_BYTES = 32_764
+"""Bytes of all parameters of a kernel, at most, where it takes tensor maps."""
+
+
+class TensorMap(NamedTuple):
+    """A matrix in memory, and the parts of it that are copied: see ``tensor_maps.cuh``.
+
+    Rows are words of four bytes. Where they are divided into lines of 128 bytes, these are at a
+    depth of their own; the depth is 1 where they are not.
+
+    Attributes:
+        argument: the position of the argument whose memory it is.
+        offset: bytes before it.
+        words, rows, depth: its extents.
+        row_bytes: bytes from row to row: a multiple of 16.
+        copied_words, copied_rows, copied_depth: the extents of a copy, each up to 256.
+        swizzled: whether vectors of 16 bytes are exchanged: copies have 32 words of a row then.
+    """
+
+    argument: int
+    offset: int
+    words: int
+    rows: int
+    depth: int
+    row_bytes: int
+    copied_words: int
+    copied_rows: int
+    copied_depth: int
+    swizzled: bool
 
 
 @dataclass(frozen=True)
@@ -71,6 +112,7 @@ class Launch:
         programmatic: whether it may start before the kernel in front of it has ended. Such a kernel
             waits itself, by ``griddepcontrol.wait``, before it reads or writes anything that others
             write; so all kernels in front of it have ended where it goes on.
+        maps: the fields of each :class:`TensorMap` that it takes.
     """
 
     grid: int
@@ -78,6 +120,7 @@ class Launch:
     shared_bytes: int = 0
     cooperative: bool = False
     programmatic: bool = False
+    maps: tuple[tuple[int, ...], ...] = ()
 
 
 #: The symbol and the launch of the kernel that shows the host the end of a run.

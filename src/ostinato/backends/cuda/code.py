@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.cuda.control import CudaControl
 from ostinato.backends.cuda.kernel import CudaKernel
@@ -48,12 +48,12 @@ class KernelCode:
         return self.kernel.name
 
     @property
-    def shape(self) -> tuple[int, int, int, bool, bool]:
+    def shape(self) -> tuple[Any, ...]:
         """The fields of its launch."""
         if self.kernel is None:
-            return (0, 0, 0, False, False)
+            return 0, 0
         at = self.kernel.launch(self.toolchain.target)
-        return at.grid, at.block, at.shared_bytes, at.cooperative, at.programmatic
+        return at.grid, at.block, at.shared_bytes, at.cooperative, at.programmatic, at.maps
 
     @property
     def source(self) -> str:

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.backends.cuda.quick_calls import QuickCalls
+from ostinato.backends.cuda.tensor_maps import encoded_maps
 from ostinato.errors import DeviceUnavailableError, OstinatoError
 from ostinato.records import dataclass
 
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceProperties", "Driver", "DriverFailure", "NvidiaDriver", "nvidia_driver"]
 
-#: The oldest driver that the bindings work with, as CUDA counts versions: 12.0.
-_OLDEST = 12000
+#: The oldest driver, as CUDA counts versions, 12.1: kernels with tensor maps have more than 4 KiB
+#: of parameters.
+_OLDEST = 12010
+
+#: Launches whose tensor maps are kept: where graphs are off, each is made again and again.
+_KEPT_MAPS = 32
 
 #: Results after which a context is of no use any more: the process can only start anew.
 _STICKY = frozenset(
@@ -204,7 +209,7 @@ class Driver(Protocol):
         """A kernel that may be launched with as much dynamic shared memory."""
 
     def launch(self, function: int, launch: Launch, arguments: Sequence[int], stream: int) -> None:
-        """Launch a kernel; its arguments are addresses."""
+        """Launch a kernel; its arguments are addresses, at which its tensor maps are, too."""
 
     # -- graphs ------------------------------------------------------------------------------------
 
@@ -261,6 +266,8 @@ class NvidiaDriver:
                 f"{_version(_OLDEST)} or newer is needed: update the driver"
             )
         self._number = number
+        encode = functools.partial(encoded_maps, api, self._call)
+        self._encoded_maps = functools.lru_cache(_KEPT_MAPS)(encode)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """Call the driver; return its result, if there is one."""
@@ -440,7 +447,11 @@ class NvidiaDriver:
 
         values = (ctypes.c_uint64 * len(arguments))(*arguments)
         start = ctypes.addressof(values)
-        pointers = (ctypes.c_void_p * len(arguments))(*range(start, start + 8 * len(values), 8))
+        given = [*range(start, start + 8 * len(values), 8)]
+        if launch.maps:
+            maps = self._encoded_maps(launch.maps, tuple(arguments))
+            given.append(ctypes.addressof(maps))
+        pointers = (ctypes.c_void_p * len(given))(*given)
         params = ctypes.addressof(pointers)
         if launch.programmatic:
             config = self._api.CUlaunchConfig()

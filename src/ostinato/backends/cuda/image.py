@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     code: str
     arguments: tuple[tuple[int, int], ...]
-    shape: tuple[int, int, int, bool, bool] = (0, 0, 0, False, False)
+    shape: tuple[Any, ...] = (0, 0)
     failure: int = 0
     problem: str = ""
     control: int = 0

@@ -10,6 +10,7 @@ import pytest
 from bench import decoder_step
 
 import ostinato as ost
+from ostinato.backends.cuda.abi import MOST_PARAMETER_BYTES, TENSOR_MAP_BYTES, TensorMap
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
@@ -253,7 +254,7 @@ def test_rows_stay_in_registers_for_all_tiles(
 ) -> None:
     d = Draw(ost.Graph("kept"), np.random.default_rng(depth))
     g, x = d.g, d.of((rows, depth), dtype)
-    made = np.random.default_rng(1).standard_normal((depth, 41)) / 50
+    made = np.random.default_rng(1).standard_normal((depth, 73)) / 50
     y = g.matmul(x, g.param("w", made.shape, dtype, value=made.astype(x.dtype.numpy)))
     g.set_outputs([y, g.softmax(y)])
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
@@ -316,39 +317,75 @@ def test_streamed_bytes(
     check_streams(session, d)
 
 
-def test_weights_with_scales_are_fetched_by_several_warps(session: ost.Session) -> None:
-    """Their stages are many short pieces, too many for the threads of one warp."""
+def test_an_instruction_copies_a_stage_of_weights_and_one_their_scales(
+    session: ost.Session,
+) -> None:
+    """Of rows that are no multiple of a line, an instruction copies each line."""
     target = CudaTarget.of_arch("sm_90")
-    for narrow in (False, True):
-        d = Draw(ost.Graph("warps"), np.random.default_rng(6))
-        x = d.of((1, 2048), "float32")
-        weight = d.g.constant(d.rng.standard_normal((2048, 64)).astype("float32"))
+    for depth, narrow in ((2048, False), (2064, False), (2048, True)):
+        d = Draw(ost.Graph("maps"), np.random.default_rng(6))
+        x = d.of((1, depth), "float32")
+        weight = d.g.constant(d.rng.standard_normal((depth, 64)).astype("float32"))
         d.g.set_outputs([d.g.softmax(d.g.matmul(x, weight)), d.g.exp(x)])
         graph = ost.quantize(d.g, "int4") if narrow else d.g
         (segment,) = segments_of(session.compile(graph))
+        launch = segment.launch(target)
+        assert launch.block == SEGMENT_BLOCK + WARP
+        (weights, *scales) = [TensorMap(*fields) for fields in launch.maps]
+        lines = depth // (256 if narrow else 32)
+        if depth % 32:
+            assert weights[2:] == (depth, 64, 1, 4 * depth, 32, 8, 1, True)
+        else:
+            assert weights[2:] == (32, 64, lines, 128 * lines, 32, 8, 8 if narrow else 16, True)
+        assert [found[2:] for found in scales] == [(32, 64, 1, 128, 32, 8, 1, False)] * narrow
         text = segment.source(target)
-        assert segment.launch(target).block == SEGMENT_BLOCK + (4 if narrow else 1) * WARP
-        assert ("filled.fetch_own(" in text) is narrow
+        assert f"tensor_maps<{1 + narrow}> maps" in text
         compile_text(text, "sm_90")
+        assert not segment.launch(CudaTarget.of_arch("sm_80")).maps
+        compile_text(segment.source(CudaTarget.of_arch("sm_80")), "sm_80")
 
 
-@pytest.mark.parametrize("biased", [False, True])
+def test_weights_may_begin_within_an_argument(session: ost.Session) -> None:
+    d = Draw(ost.Graph("begin"), np.random.default_rng(7))
+    g, x = d.g, d.of((1, 64), "float32")
+    weight = g.param("w", (80, 64), "float32", value=d.rng.standard_normal((80, 64), np.float32))
+    y = g.matmul(x, g.permute_dims(weight[40:], (1, 0)))
+    g.set_outputs([y, g.softmax(y)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    (fields,) = segment.launch(CudaTarget.of_arch("sm_90")).maps
+    assert TensorMap(*fields).offset == 40 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("products", "biased", "count"), [(230, False, 1), (230, True, 2), (280, False, 2)]
+)
 def test_arguments_of_a_segment_are_what_it_has_no_memory_for(
-    session: ost.Session, biased: bool
+    session: ost.Session, products: int, biased: bool, count: int
 ) -> None:
-    """Values that go from part to part are none; where there are too many, there are segments."""
+    """Values that go from part to part are none; where there are too many, there are segments.
+
+    A tensor map takes the room of 16 arguments.
+    """
     d = Draw(ost.Graph("long"), np.random.default_rng(5))
     x = d.of((1, 8), "float32")
-    for i in range(280):
+    for i in range(products):
         x = d.g.matmul(x, d.g.constant(np.eye(8, dtype=np.float32)[d.rng.permutation(8)]))
         if biased:
             x = d.g.add(x, d.g.constant(np.full(8, i, np.float32)))
     d.g.set_outputs([x])
     check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions())])
     segments = segments_of(session.compile(d.g))
-    assert len(segments) == 1 + biased
-    assert sum(len(segment.args) for segment in segments) > 280 * (1 + biased)
-    assert all(len(segment.args) < 500 for segment in segments)
+    assert len(segments) == count
+    assert sum(len(segment.args) for segment in segments) > products * (1 + biased)
+    launches = [segment.launch(CudaTarget.of_arch("sm_90")) for segment in segments]
+    assert (
+        products - 3 < sum(len(launch.maps) for launch in launches) <= products
+    )  # of equal ones, one
+    for segment, launch in zip(segments, launches, strict=True):
+        assert len(segment.args) < 500
+        taken = TENSOR_MAP_BYTES * (1 + len(launch.maps)) + 8 * (1 + len(segment.args))
+        assert taken <= MOST_PARAMETER_BYTES
 
 
 def test_values_that_a_block_has_room_for_but_for_their_padding(session: ost.Session) -> None:

@@ -161,7 +161,7 @@ def test_reasons_for_no_driver() -> None:
         (FakeApi(init="missing"), "no NVIDIA driver: libcuda was not found"),
         (FakeApi(init="CUDA_ERROR_NO_DEVICE"), "finds no GPU"),
         (FakeApi(init="CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "does not start: .*MISMATCH"),
-        (FakeApi(version=11080), "supports CUDA 11.8, and CUDA 12.0 or newer is needed"),
+        (FakeApi(version=11080), "supports CUDA 11.8, and CUDA 12.1 or newer is needed"),
     ):
         with pytest.raises(ost.DeviceUnavailableError, match=words):
             NvidiaDriver(api)

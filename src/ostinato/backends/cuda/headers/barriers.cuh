@@ -85,22 +85,6 @@ inline bool barrier_passed(phased_barrier* barrier, unsigned parity) {
 #endif
 }
 
-// Whether the phase of a parity ends within so many nanoseconds, or about that.
-inline bool barrier_passes_within(unsigned nanoseconds, phased_barrier* barrier, unsigned parity) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    unsigned passed = 0;
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
-                 "selp.u32 %0, 1, 0, p; }"
-                 : "=r"(passed)
-                 : "r"(shared_address(barrier)), "r"(parity), "r"(nanoseconds)
-                 : "memory");
-    return passed != 0;
-#else
-    __nanosleep(nanoseconds);
-    return barrier_passed(barrier, parity);
-#endif
-}
-
 // Waits until the phase of a parity has ended; false: it never does.
 inline bool barrier_await(phased_barrier* barrier, unsigned parity) {
     unsigned polls = 0;

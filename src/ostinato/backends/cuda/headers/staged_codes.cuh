@@ -6,12 +6,15 @@ namespace ost {
 
 // Codes by bytes -----------------------------------------------------------------------------------
 
-// Elements of a row of codes in a stage, two to a byte; behind them are the scales of its blocks.
+// Elements of a row of codes in a stage, two to a byte; behind those of all rows are the scales of
+// their blocks, row by row.
 constexpr int stage_codes = ring::piece;
 
-// Bytes from one row of codes to the next in a stage: an odd number of 16.
+// Where the scale of a block of a row is in a stage.
 template <int Block, class Scale>
-constexpr int code_pitch = stage_codes / 2 + (stage_codes / Block * (int)sizeof(Scale) / 32 * 2 + 1) * 16;
+constexpr int scale_place(int row, int block) {
+    return ring::rows * stage_codes / 2 + (row * (stage_codes / Block) + block) * (int)sizeof(Scale);
+}
 
 // A sum of products of 4-bit numbers, 16 times too large, as a float. It was added to the bits of
 // `code_offset`, whose last digit stands for 1.
@@ -35,18 +38,12 @@ static OST_PRODUCT ring_place multiply_codes(
     __syncwarp();
     using stored = typename Format::stored;
     constexpr int all = stage_codes, own = all / ring::sharing, step = 128, blocks = step / Block;
-    constexpr int row_pitch = code_pitch<Block, stored>, halves = Rows > 8 ? 2 : 1;
+    constexpr int halves = Rows > 8 ? 2 : 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int member = warp % ring::sharing, group = warp / ring::sharing;
     const int tile_there = there;
     if (Wide) there -= group * ring::rows;
-    const int last = there - 1;
-    const int place = min(lane % 8, last) * row_pitch + member * own / 2 + lane / 8 * 16;
-    int scale_place[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        scale_place[i] = min(2 * t + i, last) * row_pitch + all / 2 +
-                         member * (own / Block) * (int)sizeof(stored);
+    const int place = ring::offset(lane % 8, member * (own / 32) + lane / 8);
     ring from = shared_ring;
     from.advance(group);
     float sums[4] = {};
@@ -67,13 +64,13 @@ static OST_PRODUCT ring_place multiply_codes(
         for (int k = 0; k < own; k += step) {
             if (k >= depths) break;
             unsigned codes[4];
-            load_matrices(codes, (const unsigned short*)(stage + place + k / 2));
+            load_matrices(codes, (const unsigned short*)(stage + ring::further(place, k / 32)));
             vector<stored, blocks> right_scales[2];
             vector<float, blocks> row_scales[halves];
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 right_scales[i] = *(const vector<stored, blocks>*)(
-                    stage + scale_place[i] + k / Block * (int)sizeof(stored)
+                    stage + scale_place<Block, stored>(2 * t + i, (member * own + k) / Block)
                 );
 #pragma unroll
             for (int half = 0; half < halves; half++)
@@ -128,7 +125,7 @@ static OST_PRODUCT ring_place multiply_codes(
 template <class Format, bool Whole>
 struct bytes_of_row {
     using sum = unsigned;
-    static constexpr int all = ring::piece, quarter = all / ring::sharing / 4, pitch = ring::pitch;
+    static constexpr int all = ring::piece, quarter = all / ring::sharing / 4;
 
     const unsigned char* left;
     vector<unsigned, 4> words[quarter / 16];
@@ -145,13 +142,15 @@ struct bytes_of_row {
             if (Whole || i * 16 < depths) words[i] = *(const vector<unsigned, 4>*)(row + i * 16);
     }
 
-    // `inside`: of the lane's elements in the stage's row.
-    sum times(const unsigned char* stage, int inside, sum before) const {
+    // `inside`: of the lane's elements in the stage's row of its column.
+    sum times(const unsigned char* stage, int column, int inside, sum before) const {
+        const int place = ring::offset(column, inside / 16);
         unsigned sums[4] = {before};
 #pragma unroll
         for (int i = 0; i < quarter / 16; i++) {
             if (!Whole && i * 16 >= there) break;
-            const vector<unsigned, 4> b = *(const vector<unsigned, 4>*)(stage + inside + i * 16);
+            const vector<unsigned, 4> b =
+                *(const vector<unsigned, 4>*)(stage + ring::further(place, i));
 #pragma unroll
             for (int w = 0; w < 4; w++) sums[w] = Format::dot(words[i].at[w], b.at[w], sums[w]);
         }
@@ -165,7 +164,7 @@ struct bytes_by_codes {
     using sum = float;
     using stored = typename Format::stored;
     static constexpr int all = stage_codes, quarter = all / ring::sharing / 4;
-    static constexpr int blocks = quarter / Block, pitch = code_pitch<Block, stored>;
+    static constexpr int blocks = quarter / Block;
 
     const signed char* left;
     const float* left_scales;
@@ -193,10 +192,11 @@ struct bytes_by_codes {
         }
     }
 
-    sum times(const unsigned char* stage, int inside, sum before) const {
+    sum times(const unsigned char* stage, int column, int inside, sum before) const {
         if (there <= 0) return before;
+        const int place = ring::offset(column, inside / 32);
         const vector<stored, blocks> right_scales = *(const vector<stored, blocks>*)(
-            stage + all / 2 + inside / Block * (int)sizeof(stored)
+            stage + scale_place<Block, stored>(column, inside / Block)
         );
 #pragma unroll
         for (int block = 0; block < blocks; block++) {
@@ -205,7 +205,7 @@ struct bytes_by_codes {
 #pragma unroll
             for (int i = block * (Block / 32); i < (block + 1) * (Block / 32); i++) {
                 const vector<unsigned, 4> codes =
-                    *(const vector<unsigned, 4>*)(stage + inside / 2 + i * 16);
+                    *(const vector<unsigned, 4>*)(stage + ring::further(place, i));
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
                     const unsigned low = (codes.at[w] << 4 ^ 0x80808080u) & 0xF0F0F0F0u;
@@ -244,14 +244,13 @@ static OST_PRODUCT ring_place multiply_row(
         if (rest <= 0) break;
         const int tile_there = min(rest, width);
         const int there = Wide ? tile_there - group * ring::rows : tile_there;
-        const int place = (column < there ? column : 0) * Row::pitch;
         ring from = next;
         from.advance(group);
         typename Row::sum sum = 0;
         const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
         for (int start = begin; start < end; start += ring::groups * all) {
             if (!Wide) row.load(start + inside, depth - start - inside);
-            sum = row.times(in_shared_memory(from.await() + place), inside, sum);
+            sum = row.times(in_shared_memory(from.await()), column, inside, sum);
             from.release();
             from.advance(ring::groups);
         }

@@ -116,7 +116,7 @@ static OST_PRODUCT ring_place multiply_tile(
     const int member = warp % ring::sharing, group = warp / ring::sharing, column = lane % 8;
     const int tile_there = there;
     if (Wide) there -= group * ring::rows;
-    const int place = (column < there ? column : 0) * ring::pitch + member * own * 2 + lane / 8 * 16;
+    const int place = ring::offset(column, member * (own / 8) + lane / 8);
     ring from = shared_ring;
     from.advance(group);
     typename Format::sum sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
@@ -141,7 +141,7 @@ static OST_PRODUCT ring_place multiply_tile(
             const int following = depths - ring::groups * all;
             if (start + ring::groups * all < end) next.load(left, pitch, rows, following);
         }
-        const unsigned char* const stage = from.await() + place;
+        const unsigned char* const stage = from.await();
 #pragma unroll 2
         for (int step = 0; step < steps; step += 4) {
 #pragma unroll
@@ -151,7 +151,7 @@ static OST_PRODUCT ring_place multiply_tile(
                 const bool beyond = !Whole && k + lane / 8 * 8 >= depths;
                 const int from_k = beyond ? k - 16 : k;
                 unsigned a[2][4] = {}, b[4];
-                load_matrices(b, (const unsigned short*)stage + from_k);
+                load_matrices(b, (const unsigned short*)(stage + ring::further(place, k / 8)));
 #pragma unroll
                 for (int half = 0; half < halves; half++) load_left(a, half, at[half] + from_k);
                 multiply_tiles(sums[i], a[0], b[0], b[1], Format());
@@ -176,69 +176,82 @@ static OST_PRODUCT ring_place multiply_tile(
     return shared_ring.here();
 }
 
-// The products of up to `Together` tiles, `step` apart, of up to 8 rows of elements of 16 bits in
+// The products of up to `Together` tiles, `tile_step` apart, of up to 8 rows of elements of 16 bits in
 // shared memory: see `multiply_tile`, whose sums these are. A warp keeps its elements of the rows in
-// registers. `Depth` is a multiple of the elements of a stage.
+// registers. `Depth` is a multiple of the elements of a stage. Two tiles are the 16 rows of a tensor
+// core's tile; the last one may be alone.
 template <class Format, int Rows, int Depth, int Together>
 static OST_PRODUCT ring_place multiply_tiles_of_rows(
     ring shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
     int tile_step, int columns, float (*parts)[computing / 32][Rows][ring::rows + 1]
 ) {
-    static_assert(Rows <= 8, "rows of a fragment");
+    static_assert(Rows <= 8, "columns of a fragment");
     __syncwarp();
     constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
     constexpr int steps = own / 16, stages = Depth / all;
     constexpr int rounds = (stages + ring::groups - 1) / ring::groups;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int member = warp % ring::sharing, group = warp / ring::sharing, column = lane % 8;
+    const int member = warp % ring::sharing, group = warp / ring::sharing;
     const int own_rounds = (stages - group + ring::groups - 1) / ring::groups;
     const unsigned short* const row =
-        left + min(column, rows - 1) * pitch + warp * own + lane / 8 * 8;
-    unsigned a[rounds][steps][4] = {};
+        left + min(lane % 8, rows - 1) * pitch + warp * own + lane / 8 * 8;
+    unsigned b[rounds][steps / 2][4] = {};
 #pragma unroll
     for (int round = 0; round < rounds; round++) {
         if (round < own_rounds) {
 #pragma unroll
-            for (int step = 0; step < steps; step += 2) {
-                unsigned found[4];
-                load_matrices(found, row + round * ring::groups * all + step * 16);
-                a[round][step][0] = found[0], a[round][step][2] = found[1];
-                a[round][step + 1][0] = found[2], a[round][step + 1][2] = found[3];
-            }
+            for (int step = 0; step < steps; step += 2)
+                load_matrices(b[round][step / 2], row + round * ring::groups * all + step * 16);
         }
     }
+    // Lanes give the addresses of eight columns of either tile, then of the next eight elements.
+    const bool second = lane / 8 % 2;
+    const int place = ring::offset(lane % 8, member * (own / 8)), next_vector = lane / 16 * 16;
     ring next = shared_ring;
+    const bool pairs = shared_ring.has_room_for(2 * stages);
 #pragma unroll 1
-    for (int tile = 0; tile < Together; tile++) {
-        const int there = columns - (first_tile + tile * tile_step) * ring::rows;
-        if (there <= 0) break;
-        const int place = (column < there ? column : 0) * ring::pitch + member * own * 2;
+    for (int first = 0; first < Together;) {
+        const int rest = columns - (first_tile + first * tile_step) * ring::rows;
+        if (rest <= 0) break;
+        const bool both = pairs && first + 1 < Together && rest > tile_step * ring::rows;
         ring from = next;
         from.advance(group);
-        float sums[4][4] = {};
+        float sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
 #pragma unroll
         for (int round = 0; round < rounds; round++) {
             if (round < own_rounds) {
-                const unsigned char* const stage = from.await() + place + lane / 8 * 16;
-                unsigned b[steps / 2][4];
+                ring other = from;
+                if (both) other.advance(stages);
+                const unsigned char *const stage = from.await(), *const beside = other.await();
+                const unsigned char* const elements = second ? beside : stage;
+                unsigned a[steps][4];
 #pragma unroll
-                for (int step = 0; step < steps; step += 2)
-                    load_matrices(b[step / 2], (const unsigned short*)stage + step * 16);
+                for (int step = 0; step < steps; step++)
+                    load_matrices(
+                        a[step],
+                        (const unsigned short*)(
+                            elements + (ring::further(place, step * 2) ^ next_vector)
+                        )
+                    );
+                from.release();
+                if (both) other.release();
 #pragma unroll
                 for (int step = 0; step < steps; step++) {
-                    const unsigned* const pair = b[step / 2] + step % 2 * 2;
-                    multiply_tiles(sums[step % 4], a[round][step], pair[0], pair[1], Format());
+                    const unsigned* const pair = b[round][step / 2] + step % 2 * 2;
+                    multiply_tiles(sums[step % 4], a[step], pair[0], pair[1], Format());
                 }
-                from.release();
                 from.advance(ring::groups);
             }
         }
 #pragma unroll
-        for (int e = 0; e < 2; e++)
-            if (g < Rows)
-                parts[tile][warp][g][t * 2 + e] =
+        for (int e = 0; e < 4; e++) {
+            const int m = t * 2 + e % 2;
+            if (m < Rows && (e < 2 || both))
+                parts[first + e / 2][warp][m][g] =
                     (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
-        next.advance(stages);
+        }
+        next.advance(both ? 2 * stages : stages);
+        first += both ? 2 : 1;
     }
     return next.here();
 }
@@ -254,19 +267,19 @@ static OST_PRODUCT ring_place multiply_tile(
     constexpr int all = stage_elements<float>, own = all / ring::sharing, quarter = own / 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
     const int first = warp * own + lane / 8 * quarter;
-    const int place = (column < there ? column : 0) * ring::pitch +
-                      (warp % ring::sharing * own + lane / 8 * quarter) * 4;
+    const int place = ring::offset(column, (warp % ring::sharing * own + lane / 8 * quarter) / 4);
     ring from = shared_ring;
     from.advance(warp / ring::sharing);
     float sums[Rows] = {};
     left += first;
     for (int start = warp / ring::sharing * all; start < depth; start += ring::groups * all) {
         const int depths = depth - start - warp % ring::sharing * own - lane / 8 * quarter;
-        const float* const stage = (const float*)(from.await() + place);
+        const unsigned char* const stage = from.await();
 #pragma unroll 4
         for (int k = 0; k < quarter; k += 4) {
             if (Whole || k < depths) {
-                const vector<float, 4> right = *(const vector<float, 4>*)(stage + k);
+                const vector<float, 4> right =
+                    *(const vector<float, 4>*)(stage + ring::further(place, k / 4));
 #pragma unroll
                 for (int r = 0; r < Rows; r++) {
                     if (r < rows) {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 
-__all__ = ["CODE_PIECE", "COLUMNS", "GROUPS", "MOST_ROWS", "PIECE", "PITCH", "WARPS"]
+__all__ = ["CODE_PIECE", "COLUMNS", "GROUPS", "LINE", "MOST_ROWS", "PIECE", "WARPS"]
 
 WARPS = SEGMENT_BLOCK // WARP
 """Warps that multiply."""
@@ -18,11 +18,14 @@ GROUPS = 2
 COLUMNS = 8
 """Rows of memory of a stage: columns of the matmul."""
 
-PIECE, PITCH = 2048, 2064
-"""Bytes of a column in a stage, and from one column to the next: those of ``ost::ring``."""
+PIECE = 2048
+"""Bytes of a column in a stage: those of ``ost::ring``."""
+
+LINE = 128
+"""Bytes of a column that are together in a stage, in front of those of the next column."""
 
 CODE_PIECE = 1024
-"""Bytes of a column of codes in a stage, without its scales: that of ``ost::stage_codes``."""
+"""Bytes of a column of codes in a stage, without its scales: half of ``ost::stage_codes``."""
 
 MOST_ROWS = 16
 """The most rows of a left operand: those of a tensor core's tile."""

@@ -34,6 +34,8 @@ def call(
     for i, argument in enumerate(function.received, len(types)):
         stored = function.body.stored_type(argument)
         given[argument] = f"{{(const {stored}*){addresses[i]}, ({stored}*){addresses[argument]}}}"
+    for argument in () if function.stream is None else function.stream.arguments:
+        given[argument] = f"({types[argument]})nullptr"  # it comes through the ring
     before, after, place = [], [], ["own", "all"]
     if (operand := layout.brought(function)) is not None:
         before = ["const auto stage = ring.await();"]

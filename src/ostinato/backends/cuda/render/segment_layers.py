@@ -241,8 +241,12 @@ class SegmentLayers:
     def _addresses(self, found: Repetition, number: int, kept: dict[str, str]) -> list[str]:
         """Those of the arguments of a part, then of the packets of those that it receives."""
         segment, addresses = self.layout.segment, []
+        stream = self.layout.functions[number].stream
         of_layers = zip(*map(self._positions, found.like(number)), strict=True)
         for place, positions in enumerate(of_layers):
+            if stream is not None and place in stream.arguments:
+                addresses.append("nullptr")
+                continue
             spaces = [space for space in map(segment.space, positions) if space is not None]
             held = bool(spaces) and spaces[0].kind is SpaceKind.BLOCK
             apart = _step([space.offset for space in spaces])

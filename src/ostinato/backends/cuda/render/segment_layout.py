@@ -17,6 +17,7 @@ from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.records import replace
 
 if TYPE_CHECKING:
+    from ostinato.backends.cuda.abi import TensorMap
     from ostinato.backends.cuda.render.segment_functions import Form, Operand
     from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
     from ostinato.backends.cuda.target import CudaTarget
@@ -37,16 +38,14 @@ _RESERVED = 1 << 10
 #: Slots of a ring, at least and at most.
 _LEAST_SLOTS, _MOST_SLOTS = 4, 32
 
-#: Warps that fill a ring whose stages are many short pieces, of rows and of their scales. One fills
-#: others: as many as the memory brings. On an H100 more of them, or a thread that copies in their
-#: place, made decode steps with int8 weights take 1.03 of the time, of 8 rows 1.01.
-_WARPS_OF_SCALED = 4
-
 #: Blocks of a segment of independent parts, at most: what a field of a record holds.
 _MOST_BLOCKS = (1 << 16) - 1
 
-#: Bytes of static shared memory where parts are timed.
-_STAMP_BYTES = 16
+#: Slots of a ring, and so shared memory, begin at multiples of these bytes: swizzled copies do.
+_SLOT_GRAIN = 1 << 10
+
+#: Bytes of static shared memory where parts are timed, with those up to what is dynamic.
+_STAMP_BYTES = _SLOT_GRAIN
 
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
@@ -154,22 +153,36 @@ class SegmentLayout:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot of the ring, which the stages of all streams fit."""
-        return max(f.stream.slot_bytes for f in self.distinct if f.stream is not None)
+        most = max(f.stream.stage_bytes for f in self.distinct if f.stream is not None)
+        return _whole(most, _SLOT_GRAIN)
 
     @property
     def slots(self) -> int:
         """Slots of the ring: all that there is room for."""
         each = self.slot_bytes + 2 * _BARRIER_BYTES
-        return min((self.room - self.fixed_bytes) // each, _MOST_SLOTS)
+        most = min((self.room - self.fixed_bytes) // each, _MOST_SLOTS)
+        fits = self.slot_start(most) + most * self.slot_bytes <= self.room
+        return most if fits else most - 1
 
-    @property
-    def fetching_warps(self) -> int:
-        """Warps that fill the ring: a power of two, as each fills the same slots at all times."""
-        streams = (function.stream for function in self.distinct)
-        scaled = any(stream is not None and stream.scales is not None for stream in streams)
-        return _WARPS_OF_SCALED if scaled else 1
+    def slot_start(self, slots: int) -> int:
+        """Bytes before the first of so many slots, behind whose barriers they are."""
+        return _whole(self.fixed_bytes + 2 * _BARRIER_BYTES * slots, _SLOT_GRAIN)
 
-    # -- what the warps that fill the ring fetch --------------------------------------------
+    # -- what comes through the ring --------------------------------------------------------
+
+    @cached_property
+    def maps(self) -> list[TensorMap]:
+        """The tensor maps of all streams, each once."""
+        streams = zip(self.parts, self.functions, strict=True)
+        found = (f.stream.maps(part.arguments) for part, f in streams if f.stream is not None)
+        return [*dict.fromkeys(each for maps in found for each in maps)]
+
+    def map_numbers(self, part: Part, function: SegmentFunction) -> dict[int, int]:
+        """By argument of a part that comes through the ring, the number of its tensor map."""
+        if function.stream is None:
+            return {}
+        maps = map(self.maps.index, function.stream.maps(part.arguments))
+        return dict(zip(function.stream.arguments, maps, strict=True))
 
     def brought(self, function: SegmentFunction) -> Operand | None:
         """The operand of a loop nest that comes through the ring, as a stage of its own."""
@@ -208,9 +221,9 @@ class SegmentLayout:
             grid, early = sum(f.blocks for f in self.functions), self.target.starts_kernels_early
             return Launch(grid, SEGMENT_BLOCK, shared, programmatic=early)
         if self.streams:
-            shared += self.slots * (self.slot_bytes + 2 * _BARRIER_BYTES)
-            threads = SEGMENT_BLOCK + self.fetching_warps * WARP
-            return Launch(blocks, threads, shared, cooperative=True)
+            shared = self.slot_start(self.slots) + self.slots * self.slot_bytes
+            threads, maps = SEGMENT_BLOCK + WARP, tuple(map(tuple, self.maps))
+            return Launch(blocks, threads, shared, cooperative=True, maps=maps)
         fits = RESIDENT * (shared + _RESERVED) <= self.room
         resident = RESIDENT if fits else 1
         return Launch(resident * blocks, SEGMENT_BLOCK, shared, cooperative=True)
@@ -229,6 +242,6 @@ def _is_independent(segment: SegmentKernel) -> bool:
     return together and apart and not segment.spaces and not segment.alone
 
 
-def _whole(nbytes: int) -> int:
-    """Bytes up to the next multiple of 16."""
-    return -(-nbytes // 16) * 16
+def _whole(nbytes: int, grain: int = 16) -> int:
+    """Bytes up to the next multiple of so many."""
+    return -(-nbytes // grain) * grain

@@ -1,6 +1,7 @@
 """The table of records of a segment: by part, its function, arguments, blocks and barrier.
 
-A record names the blocks that have work of a part, so that blocks without any go on to the next.
+A record names the blocks that have work of a part, so that blocks without any go on to the next. Of
+an argument that comes through the ring, it has the number of the tensor map.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def table(layout: SegmentLayout, name: str) -> str:
         alone = part.everywhere and part.shares_of is None
         shared = 0 if alone else working
         arrays = layout.pool_start(part) // 16
-        fields = [function.number, int(waits), shared, first, working, arrays, *part.arguments]
+        streamed = layout.map_numbers(part, function)
+        given = [streamed.get(i, position) for i, position in enumerate(part.arguments)]
+        fields = [function.number, int(waits), shared, first, working, arrays, *given]
         fields += (packets[argument] for argument in sorted(packets))
         fields += [0] * (layout.width - len(fields))
         rows.append(f"    {', '.join(map(str, fields))},")

@@ -1,24 +1,25 @@
-"""The ring of a segment, and the warps of each block that fill it.
+"""The ring of a segment, and the warp of each block that fills it.
 
-These warps go through the parts on their own, and fetch what the block will multiply with, as far
-ahead as the ring has slots: a stage each, in turn. Between them the first one brings operands of
-other parts into the cache.
+The warp goes through the parts on its own. One of its threads fetches what the block will multiply
+with, as far ahead as the ring has slots; an instruction or two copy a stage, by tensor maps.
+Between them the warp brings operands of other parts into the cache.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cuda.abi import TensorMap
+from ostinato.backends.cuda.render.ring_stages import LINE
 from ostinato.backends.cuda.render.segment_records import ARGUMENTS, place
-from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
+from ostinato.backends.cuda.target import SEGMENT_BLOCK
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.render.row_operands import Rows
     from ostinato.backends.cuda.render.segment_functions import SegmentFunction
     from ostinato.backends.cuda.render.segment_layout import SegmentLayout
     from ostinato.backends.cuda.render.weight_streams import Stream
 
-__all__ = ["ring"]
+__all__ = ["parameters", "ring"]
 
 #: Bytes that a ring has under way, about.
 _BYTES_AHEAD = 32 << 10
@@ -28,8 +29,34 @@ _BYTES_AHEAD = 32 << 10
 _SPARE, _SCARCE = 1 / 4, 3 / 4
 
 
+def parameters(layout: SegmentLayout, before: str) -> list[str]:
+    """The parameters of a segment's kernel up to its opening brace: these, and its tensor maps.
+
+    Args:
+        layout: of the segment.
+        before: all others.
+    """
+    if not layout.streams:
+        return [f"{before}) {{"]
+    count, rows = len(layout.maps), []
+    for each in layout.maps:
+        fields = [*each[TensorMap._fields.index("words") : -1], str(each.swizzled).lower()]
+        address = f"(const unsigned char*)b{each.argument} + {each.offset}"
+        rows.append(f"        {{{', '.join([address, *map(str, fields)])}}},")
+    return [
+        "#ifdef __CUDA_ARCH__",
+        f"{before}, const __grid_constant__ ost::tensor_maps<{count}> maps) {{",
+        "#else",
+        f"{before}) {{",
+        f"    const ost::tensor_maps<{count}> maps = {{{{",
+        *rows,
+        "    }};",
+        "#endif",
+    ]
+
+
 def ring(layout: SegmentLayout, name: str) -> list[str]:
-    """Statements of a segment's kernel of this name: the ring, and the warps that fill it."""
+    """Statements of a segment's kernel of this name: the ring, and the warp that fills it."""
     slots, slot_bytes = layout.slots, layout.slot_bytes
     ahead = max(2, round(_BYTES_AHEAD / slot_bytes))
     large = ahead == 2 and slots >= 4
@@ -37,10 +64,9 @@ def ring(layout: SegmentLayout, name: str) -> list[str]:
         "    ost::ring ring;",
         f"    ring.arrived = (ost::phased_barrier*)(memory + {layout.fixed_bytes});",
         f"    ring.emptied = ring.arrived + {slots};",
-        f"    ring.slots = (unsigned char*)(ring.emptied + {slots});",
+        f"    ring.slots = memory + {layout.slot_start(slots)};",
         f"    ring.count = {slots};",
         f"    ring.bytes = {slot_bytes};",
-        f"    ring.fetchers = {layout.fetching_warps};",
         f"    ring.ahead = {ahead};",
         f"    ring.spare = {int(slots * _SPARE) if large else 0};",
         f"    ring.scarce = {int(slots * _SCARCE) if large else slots};",
@@ -51,53 +77,52 @@ def ring(layout: SegmentLayout, name: str) -> list[str]:
         f"        for (int n = 0; n < {len(layout.fetched)}; n++) {{",
         f"            const int i = records[{layout.width * len(layout.parts)} + n];",
         *place(layout),
-        "            ost::rows_of_memory those;",
+        "            ost::staged_rows those;",
         "            switch (record[0]) {",
     ]
     for function in layout.distinct:
-        fields = _rows_fetched(layout, function)
-        if fields:
+        if function.stream is not None:
+            fields = ", ".join(_streamed(function.stream))
             lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
+        elif layout.brought(function) is not None:
+            lines += _brought(layout, function)
     for function in layout.touching:
         lines += _touch(layout, function, name)
     return [
         *lines,
         "            }",
-        "            filled.fetch(own, all, those);"
-        if layout.fetching_warps == 1
-        else "            if (ost::is_chosen()) filled.fetch_own(own, all, those);",
+        "            if (ost::is_chosen()) filled.fetch(own, all, those);",
         "        }",
         "        return;",
         "    }",
     ]
 
 
-def _rows_fetched(layout: SegmentLayout, function: SegmentFunction) -> str:
-    """The fields of ``ost::rows_of_memory`` that a function gets through the ring, if it does."""
-    if function.stream is not None:
-        return _streamed(function.stream)
-    operand = layout.brought(function)
-    if operand is None:
-        return ""
-    start = f"(const unsigned char*)at[record[{ARGUMENTS + operand.argument}]]"
-    size = operand.nbytes  # one row, of blocks that have the part
-    return f"{start} + {operand.offset}, 1, {size}, {size}, {size}, 1"
+def _streamed(stream: Stream) -> list[str]:
+    """The fields of ``ost::staged_rows`` for a right operand."""
 
+    def map_of(argument: int) -> str:
+        return f"maps.of + record[{ARGUMENTS + argument}]"
 
-def _streamed(stream: Stream) -> str:
-    """The fields of the rows of a right operand."""
     weights, scales = stream.weights, stream.scales
-    given = [_first_byte(weights), stream.rows, weights.nbytes, weights.piece]
-    given += [stream.pitch, stream.width]
+    sizes = stream.rows, -(-weights.nbytes // LINE), stream.width, weights.piece // LINE
+    fields = [map_of(weights.argument), *map(str, sizes), "false" if stream.divided else "true"]
     if scales is not None:
-        given += [_first_byte(scales), scales.nbytes, scales.piece]
-    return ", ".join(map(str, given))
+        fields += [map_of(scales.argument), str(scales.piece // 4)]
+    return fields
 
 
-def _first_byte(rows: Rows) -> str:
-    """The address of the first byte of rows that are fetched."""
-    start = f"(const unsigned char*)at[record[{ARGUMENTS + rows.argument}]]"
-    return f"{start} + {rows.offset}" if rows.offset else start
+def _brought(layout: SegmentLayout, function: SegmentFunction) -> list[str]:
+    """The case of a function whose operand is a stage of its own, in blocks that have the part."""
+    operand = layout.brought(function)
+    assert operand is not None
+    start = f"(const unsigned char*)at[record[{ARGUMENTS + operand.argument}]] + {operand.offset}"
+    return [
+        f"            case {function.number}:",
+        "                if (own.x == 0 && ost::is_chosen())",
+        f"                    filled.fetch_bytes({start}, {operand.nbytes});",
+        "                continue;",
+    ]
 
 
 def _touch(layout: SegmentLayout, function: SegmentFunction, name: str) -> list[str]:
@@ -107,7 +132,6 @@ def _touch(layout: SegmentLayout, function: SegmentFunction, name: str) -> list[
     call = ", ".join(["own", "all", *given, "variables"])
     return [
         f"            case {function.number}:",
-        f"                if (own.x < all.x && threadIdx.x < {SEGMENT_BLOCK + WARP})",
-        f"                    {name}_{function.number}_touch({call});",
+        f"                if (own.x < all.x) {name}_{function.number}_touch({call});",
         "                continue;",
     ]

@@ -18,6 +18,7 @@ from ostinato.backends.cuda.render.segment_calls import call
 from ostinato.backends.cuda.render.segment_layers import SegmentLayers
 from ostinato.backends.cuda.render.segment_layout import RESIDENT, SegmentLayout
 from ostinato.backends.cuda.render.segment_records import ARGUMENTS, ARRAYS, PLACE
+from ostinato.backends.cuda.render.segment_ring import parameters as ring_parameters
 from ostinato.backends.cuda.render.segment_ring import ring
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
@@ -111,8 +112,8 @@ class _Renderer:
                 *([] if segment.alone else [segment_records.table(layout, name)]),
                 *([segment_records.part_numbers(layout, name)] if numbered else []),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
-                f"{name}({parameters}, const long long* vars) {{",
-                f"    extern __shared__ __align__(16) unsigned char {name}_memory[];",
+                *ring_parameters(layout, f"{name}({parameters}, const long long* vars"),
+                f"    extern __shared__ __align__(1024) unsigned char {name}_memory[];",
                 f"    unsigned char* const memory = {name}_memory;",
                 *(self._one_after_the_other() if segment.alone else self._by_table()),
                 "}\n",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cuda.abi import TensorMap
 from ostinato.backends.cuda.render.ring_stages import (
     CODE_PIECE,
     COLUMNS,
     GROUPS,
+    LINE,
     MOST_ROWS,
     PIECE,
-    PITCH,
 )
 from ostinato.backends.cuda.render.row_operands import FLOATS, INTEGERS, offset_of, rows_of, stored
 from ostinato.backends.cuda.render.streamed_left import is_whole, left_of
@@ -20,6 +21,8 @@ from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.backends.cuda.render.row_operands import Rows
     from ostinato.backends.cuda.rules.product import Matmul
 
@@ -53,16 +56,37 @@ class Stream:
     width: int
 
     @property
-    def pitch(self) -> int:
-        """Bytes from a column to the next one in a stage; those of codes as in ``code_pitch``."""
-        if self.scales is None:
-            return PITCH
-        return self.weights.piece + (self.scales.piece // 32 * 2 + 1) * 16
+    def stage_bytes(self) -> int:
+        """Bytes of a stage."""
+        scales = 0 if self.scales is None else self.scales.piece
+        return COLUMNS * (self.weights.piece + scales)
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot of the ring."""
-        return COLUMNS * self.pitch
+    def divided(self) -> bool:
+        """Whether rows are lines, of which a copy brings several."""
+        return self.weights.nbytes % LINE == 0
+
+    def maps(self, positions: Sequence[int]) -> list[TensorMap]:
+        """The tensor maps of the elements or codes, then of the scales.
+
+        Args:
+            positions: of the matmul's arguments among those of the kernel.
+        """
+        rows, weights = self.rows, self.weights
+        lines = weights.nbytes // LINE if self.divided else 1
+        words = (LINE if self.divided else weights.nbytes) // 4
+        copied = LINE // 4, COLUMNS, weights.piece // LINE if self.divided else 1
+        position = positions[weights.argument]
+        found = [
+            TensorMap(position, weights.offset, words, rows, lines, weights.nbytes, *copied, True)
+        ]
+        if (scales := self.scales) is not None:
+            words, copied = scales.nbytes // 4, (scales.piece // 4, COLUMNS, 1)
+            position = positions[scales.argument]
+            found.append(
+                TensorMap(position, scales.offset, words, rows, 1, scales.nbytes, *copied, False)
+            )
+        return found
 
     @property
     def arguments(self) -> list[int]:

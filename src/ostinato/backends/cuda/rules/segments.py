@@ -11,12 +11,14 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cuda.abi import MOST_PARAMETER_BYTES, TENSOR_MAP_BYTES
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings, simplified
 from ostinato.backends.cuda.rules.topk import CudaTopK
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
+from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import reached
 from ostinato.lower.loopir.nodes import Load, max_extent
 from ostinato.lower.loopir.traffic import traffic
@@ -27,13 +29,16 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
+    from ostinato.backends.cuda.render import weight_streams
     from ostinato.backends.cuda.rules.segment_assembly import Segment
     from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol
+else:
+    weight_streams = LazyModule("ostinato.backends.cuda.render.weight_streams")
 
 __all__ = ["SegmentSettings", "form_segments"]
 
-#: Arguments of a kernel, at most: all drivers take 4096 bytes of them.
+#: Arguments of a kernel, at most: they are 4096 bytes without its tensor maps.
 _MOST_ARGUMENTS = 500
 
 #: Arguments of a part, and parts, at most: shared memory has a table of all of them.
@@ -88,7 +93,8 @@ def _segments(
     shared = kept | {buffer for buffer, count in users.items() if count > 1}
     made = [_segment(run, shared, settings) for run in runs]
     fits = [
-        len(run) == 1 or all(len(call.buffers) < _MOST_ARGUMENTS for call in calls)
+        len(run) == 1
+        or all(_has_room(len(call.buffers), sum(map(_tensor_maps, run))) for call in calls)
         for run, calls in zip(runs, made, strict=True)
     ]
     if all(fits):
@@ -96,17 +102,25 @@ def _segments(
     parts = [
         part
         for run, fit in zip(runs, fits, strict=True)
-        for part in (
-            [run]
-            if fit
-            else _runs(run, settings, topk=settings.one_block, most=_MOST_ARGUMENTS - 1)
-        )
+        for part in ([run] if fit else _runs(run, settings, topk=settings.one_block, limited=True))
     ]
     return _segments(parts, kept, settings)
 
 
+def _has_room(arguments: int, maps: int) -> bool:
+    """Whether a kernel may have so many arguments and tensor maps."""
+    taken = 8 * (arguments + 2) + TENSOR_MAP_BYTES * (maps + 1)  # with what aligns the maps
+    return arguments < _MOST_ARGUMENTS and taken <= MOST_PARAMETER_BYTES
+
+
+def _tensor_maps(call: Call) -> int:
+    """The tensor maps of a call whose weights come through a ring."""
+    stream = weight_streams.stream_of(call.kernel) if isinstance(call.kernel, Matmul) else None
+    return 0 if stream is None else len(stream.arguments)
+
+
 def _runs(
-    calls: Sequence[Call], settings: SegmentSettings, *, topk: bool, most: float = math.inf
+    calls: Sequence[Call], settings: SegmentSettings, *, topk: bool, limited: bool = False
 ) -> list[list[Call]]:
     """The calls, those that may become one segment together.
 
@@ -114,22 +128,23 @@ def _runs(
         calls: in order.
         settings: the optimisations that are on.
         topk: whether a choice of elements may be a part.
-        most: buffers of a segment, whose kernel has some of them as arguments, and one for packets.
+        limited: whether a kernel has room for all buffers of a segment, for one of packets, and for
+            all tensor maps. Some buffers will be no arguments, so that may be more than it needs.
     """
     runs: list[list[Call]] = []
     buffers: set[LoweredBuffer] = set()
-    grows = False
+    maps, grows = 0, False
     for call in calls:
         fits = _is_small(call) and (settings.experts or not _chooses(call))
         fits = fits and (topk or not isinstance(call.kernel, CudaTopK))
-        together = buffers | {*call.buffers}
-        room = len(together) < most
+        together, own = buffers | {*call.buffers}, _tensor_maps(call) if limited else 0
+        room = not limited or _has_room(len(together) + 1, maps + own)
         if grows and fits and room and len(runs[-1]) < _MOST_PARTS:
             runs[-1].append(call)
-            buffers = together
+            buffers, maps = together, maps + own
         else:
             runs.append([call])
-            buffers = {*call.buffers}
+            buffers, maps = {*call.buffers}, own
         grows = fits
     return runs
 
