@@ -1,7 +1,7 @@
 """Rendering attention of a few rows and few keys by tensor cores: warps divide the features.
 
-A block has a part of the keys of a few rows. Each of its warps computes the scores of a tile of 16
-keys with all rows, and multiplies their weights by 16 features of the values; where features are
+A block has a part of the keys of a few rows. Each of its warps computes the scores of two tiles of
+16 keys with all rows, and multiplies their weights by 16 features of the values; where features are
 fewer than warps can have, groups of warps have tiles of their own, and add up their results in
 shared memory. Keys are the rows of the tiles and queries the columns, so up to 8 queries take one
 instruction for 16 features and no zeros; the weights are transposed in registers.
@@ -41,7 +41,7 @@ _ROWS = 16
 #: Features of a warp, and keys of a tile.
 _TILE = 16
 
-#: Keys of a block, at most: warps have 16 at a time, and repeat the scores of others.
+#: Keys of a block, at most: warps have 32 at a time, and repeat the scores of others.
 _MOST_KEYS = 256
 
 _BODY = Template("""\
@@ -66,57 +66,68 @@ $query
 #pragma unroll
         for (int i = 0; i < 2 * $halves; i++) greatest[i / 2][i % 2] = $minus_infinity;
         const int group = warp / $divisions, feature = warp % $divisions * 16 + 2 * g;
-        const int step = $groups * 16, last = end - 1;
+        const int step = 2 * $groups * 16, last = end - 1;
 #pragma unroll 1
         for (int start = group < $groups ? begin + group * 16 : end; start < end; start += step) {
-            ost::vector<unsigned, 4> found[2][$depth / 32];
-            unsigned values[4];
+            // Of two tiles, which are on their way together.
+            ost::vector<unsigned, 4> found[2][2][$depth / 32];
+            unsigned turned[2][4];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int key = min(start + half * 8 + g, last);
+            for (int tile = 0; tile < 2; tile++) {
+                const int first = start + tile * $groups * 16;
 #pragma unroll
-                for (int i = 0; i < $depth / 32; i++) {
-                    const int d = i * 32 + t * 8;
+                for (int half = 0; half < 2; half++) {
+                    const int key = min(first + half * 8 + g, last);
+#pragma unroll
+                    for (int i = 0; i < $depth / 32; i++) {
+                        const int d = i * 32 + t * 8;
 $load_key
+                    }
                 }
-            }
+                unsigned values[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int key = min(start + j / 2 * 8 + t * 2 + j % 2, last), n = feature;
+                for (int j = 0; j < 4; j++) {
+                    const int key = min(first + j / 2 * 8 + t * 2 + j % 2, last), n = feature;
 $load_value
+                }
+                turned[tile][0] = ost::low_halves(values[0], values[1]);
+                turned[tile][1] = ost::high_halves(values[0], values[1]);
+                turned[tile][2] = ost::low_halves(values[2], values[3]);
+                turned[tile][3] = ost::high_halves(values[2], values[3]);
             }
-            const unsigned turned[4] = {
-                ost::low_halves(values[0], values[1]), ost::high_halves(values[0], values[1]),
-                ost::low_halves(values[2], values[3]), ost::high_halves(values[2], values[3])
-            };
 #pragma unroll
             for (int half = 0; half < $halves; half++) {
-                float scores[4] = {};
+                float scores[2][4] = {}, most[2] = {greatest[half][0], greatest[half][1]};
 #pragma unroll
-                for (int i = 0; i < $depth / 16; i++) {
-                    const unsigned(&one)[4] = found[0][i / 2].at, (&other)[4] = found[1][i / 2].at;
-                    const unsigned keys_of[4] = {
-                        one[i % 2 * 2], other[i % 2 * 2], one[i % 2 * 2 + 1], other[i % 2 * 2 + 1]
-                    };
-                    const unsigned(&columns)[2] = query[half][i];
-                    ost::multiply_tiles(
-                        scores, keys_of, columns[0], columns[1], ost::${format}_format()
-                    );
-                }
-                float own[4], most[2] = {greatest[half][0], greatest[half][1]};
+                for (int tile = 0; tile < 2; tile++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int key = start + e / 2 * 8 + g;
-                    const int own_row = first_row + half * 8 + 2 * t + e % 2;
-                    const int m = own_row < rows ? own_row : rows - 1;
-                    [[maybe_unused]] const int position = m % (int)length + (int)(keys - length);
-                    const float product = scores[e];
-                    float score = $minus_infinity;
-                    if (key < end) {
-$score
+                    for (int i = 0; i < $depth / 16; i++) {
+                        const unsigned(&one)[4] = found[tile][0][i / 2].at;
+                        const unsigned(&other)[4] = found[tile][1][i / 2].at;
+                        const unsigned keys_of[4] = {
+                            one[i % 2 * 2], other[i % 2 * 2], one[i % 2 * 2 + 1],
+                            other[i % 2 * 2 + 1]
+                        };
+                        const unsigned(&columns)[2] = query[half][i];
+                        ost::multiply_tiles(
+                            scores[tile], keys_of, columns[0], columns[1], ost::${format}_format()
+                        );
                     }
-                    own[e] = score;
-                    most[e % 2] = ost::maximum(most[e % 2], score);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int key = start + tile * $groups * 16 + e / 2 * 8 + g;
+                        const int own_row = first_row + half * 8 + 2 * t + e % 2;
+                        const int m = own_row < rows ? own_row : rows - 1;
+                        [[maybe_unused]] const int position =
+                            m % (int)length + (int)(keys - length);
+                        const float product = scores[tile][e];
+                        float score = $minus_infinity;
+                        if (key < end) {
+$score
+                        }
+                        scores[tile][e] = score;
+                        most[e % 2] = ost::maximum(most[e % 2], score);
+                    }
                 }
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2) {
@@ -134,24 +145,30 @@ $score
                 }
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    own[e] = ost::exp2_of_score((own[e] - shift[e % 2]) * $log2e);
                     sums[half][e] *= correction[e % 2];
                     totals[half][e] *= correction[e % 2];
                 }
-                unsigned weights[2];
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    weights[i] = ost::transposed(
-                        ost::pair_bits(own[2 * i], own[2 * i + 1], ost::${format}_format())
-                    );
                 const unsigned one = ost::pair_bits(1.0f, 1.0f, ost::${format}_format());
                 const unsigned ones[4] = {one, one, one, one};
-                ost::multiply_tiles(
-                    totals[half], ones, weights[0], weights[1], ost::${format}_format()
-                );
-                ost::multiply_tiles(
-                    sums[half], turned, weights[0], weights[1], ost::${format}_format()
-                );
+#pragma unroll
+                for (int tile = 0; tile < 2; tile++) {
+                    float(&own)[4] = scores[tile];
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        own[e] = ost::exp2_of_score((own[e] - shift[e % 2]) * $log2e);
+                    unsigned weights[2];
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        weights[i] = ost::transposed(
+                            ost::pair_bits(own[2 * i], own[2 * i + 1], ost::${format}_format())
+                        );
+                    ost::multiply_tiles(
+                        totals[half], ones, weights[0], weights[1], ost::${format}_format()
+                    );
+                    ost::multiply_tiles(
+                        sums[half], turned[tile], weights[0], weights[1], ost::${format}_format()
+                    );
+                }
             }
         }
         if (group < $groups) {
@@ -217,9 +234,9 @@ def body(attention: AttentionKernel) -> Body:
         minus_infinity="ost::number<float>::least()",
         log2e=LOG2E,
         query=frame.words(q, four, 4, names, "words"),
-        load_key=frame.words(k, four, 5, names, "found[half][i]"),
-        load_value=frame.words(v, "unsigned", 4, names, "values[j]"),
-        score=score_text(attention, frame, names, 6, "product", "score"),
+        load_key=frame.words(k, four, 6, names, "found[tile][half][i]"),
+        load_value=frame.words(v, "unsigned", 5, names, "values[j]"),
+        score=score_text(attention, frame, names, 7, "product", "score"),
         store=result_text(attention, frame, names),
     )
     arrays = (SharedArray("float", 4, "parts", (groups, rows, features + 2)),)
