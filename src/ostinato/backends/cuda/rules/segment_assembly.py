@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import compress
+from itertools import compress, dropwhile
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
@@ -103,6 +103,14 @@ def simplified(
     return with_copied_rows(with_inlined_values(found, others) if settings.join else found)
 
 
+def _needs_no_packets(step: Step) -> bool:
+    """Whether a step is in front of all barriers, and has nothing to do with packets: blocks go on
+    with it while these are cleared.
+    """
+    values = (operand for operand in step.operands if isinstance(operand, Value))
+    return step.level == 0 and all(value.kind is not SpaceKind.PACKETS for value in values)
+
+
 class Assembly:
     """Makes a segment of calls, which :func:`simplified` has made.
 
@@ -135,7 +143,7 @@ class Assembly:
         if total:
             type_ = TensorType(UINT16, (total,))
             packets = LoweredBuffer(type_, Role.TEMP, f"packets of {self._calls[0].title}")
-            for step in steps:
+            for step in dropwhile(_needs_no_packets, steps):
                 step.level += 1
             steps.insert(0, Step(ClearPackets((total,)), (packets,), None, 0))
         steps = with_shares(in_order(steps))
