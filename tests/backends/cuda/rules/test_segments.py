@@ -374,14 +374,14 @@ def test_arguments_of_a_segment_are_what_it_has_no_memory_for(
         if biased:
             x = d.g.add(x, d.g.constant(np.full(8, i, np.float32)))
     d.g.set_outputs([x])
-    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions())])
+    if biased:
+        check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions())])
     segments = segments_of(session.compile(d.g))
     assert len(segments) == count
     assert sum(len(segment.args) for segment in segments) > products * (1 + biased)
     launches = [segment.launch(CudaTarget.of_arch("sm_90")) for segment in segments]
-    assert (
-        products - 3 < sum(len(launch.maps) for launch in launches) <= products
-    )  # of equal ones, one
+    maps = sum(len(launch.maps) for launch in launches)
+    assert products - 3 < maps <= products  # equal weights have one
     for segment, launch in zip(segments, launches, strict=True):
         assert len(segment.args) < 500
         taken = TENSOR_MAP_BYTES * (1 + len(launch.maps)) + 8 * (1 + len(segment.args))
@@ -542,8 +542,16 @@ def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
     assert segment.parts[-1].level == 2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("rows", [1, 5, 13])
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        *[(1, "float32"), (1, "bfloat16"), (5, "bfloat16")],
+        *[(5, "float16"), (13, "float16"), (13, "float32")],
+        pytest.param(1, "float16", marks=SLOW),
+        pytest.param(5, "float32", marks=SLOW),
+        pytest.param(13, "bfloat16", marks=SLOW),
+    ],
+)
 def test_several_rows_go_from_part_to_part_without_barriers(
     session: ost.Session, rows: int, dtype: str
 ) -> None:
