@@ -209,7 +209,7 @@ class Driver(Protocol):
         """A kernel that may be launched with as much dynamic shared memory."""
 
     def launch(self, function: int, launch: Launch, arguments: Sequence[int], stream: int) -> None:
-        """Launch a kernel; its arguments are addresses, at which its tensor maps are, too."""
+        """Launch a kernel; its arguments are addresses, those of its tensor maps among them."""
 
     # -- graphs ------------------------------------------------------------------------------------
 

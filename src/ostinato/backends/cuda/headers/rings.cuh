@@ -192,4 +192,8 @@ struct ring {
     }
 };
 
+static_assert(
+    ring::offset(5, 11) == swizzled(ring::line + 5 * 128 + 3 * 16), "where copies bring vectors"
+);
+
 }  // namespace ost

@@ -25,7 +25,7 @@ inline void copy_bulk(
 }
 
 // Where the byte at an offset is, as swizzled copies write it.
-inline int swizzled(int offset) { return offset ^ (offset >> 7 & 7) << 4; }
+constexpr int swizzled(int offset) { return offset ^ (offset >> 7 & 7) << 4; }
 
 // A matrix in memory as copies see it: rows of so many words of four bytes, and, where they are divided
 // into lines of 128 bytes, these at a depth of their own. `TensorMap` of the runtime has the fields;

@@ -1,6 +1,6 @@
 """Rendering a matmul of a few rows whose right operand arrives through a ring in shared memory.
 
-It is part of a segment: a warp of the block fetches 8 columns at a time, 2 KiB of each a stage,
+It is part of a segment: a thread of the block fetches 8 columns at a time, 2 KiB of each a stage,
 ahead of those that multiply, whatever they wait for. Four warps divide a stage between them, so two
 stages are multiplied at a time; the sums of all warps meet in shared memory and are added in order.
 Codes of half a byte come 1 KiB at a time, with the scales of their blocks behind them.
