@@ -55,7 +55,8 @@ class CompileOptions:
         segment_layers: where the parts of such a kernel repeat, layer by layer, loop over the code
             of one layer, instead of running each part by its record.
         joint_parts: in such a kernel, run short loops of a block that need not wait for each other
-            at the same time, and compute values that one loop alone reads where it reads them.
+            at the same time, multiply the same rows by several matrices as by one, and compute
+            values that one loop alone reads where it reads them.
         library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
         time_products: choose among the algorithms of that library by timing a few on this GPU, once
             for each product. The answers are stored beside the cache of kernels. Off: the library

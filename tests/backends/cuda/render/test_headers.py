@@ -17,6 +17,7 @@ from ostinato.dtypes import (
     FLOAT32,
     FLOAT64,
     NARROW_DTYPES,
+    UINT32,
     DType,
 )
 from ostinato.ops.namespace import ORACLE
@@ -66,7 +67,7 @@ def _kernel(name: str, body: str, result: DType, operands: Sequence[tuple[DType,
         for i, (dtype, _) in enumerate(operands)
     ]
     return (
-        '#include "kernel.cuh"\n'
+        '#include "kernel.cuh"\n#include "segments.cuh"\n'
         f'extern "C" __global__ void {name}({", ".join(parameters)}, '
         f"{DIALECT.memory_type(result)}* out) {{\n"
         f"    for (int i = threadIdx.x; i < {operands[0][1].size}; i += {BLOCK}) {{\n"
@@ -207,6 +208,20 @@ def test_functions_of_special_values() -> None:
             with np.errstate(over="ignore"):
                 expected = _exact(name, x.astype(np.float64)).astype(dtype.numpy)
             np.testing.assert_allclose(found[f"k_{name}"], expected, rtol=1e-5, err_msg=name)
+
+
+def test_blocks_take_the_tiles_of_several_matrices_by_turns() -> None:
+    """As those of a single one: of each, a block begins with the first that is its own."""
+    places = [
+        (own, all_, before) for all_ in (1, 2, 5, 7) for own in range(all_) for before in range(16)
+    ]
+    given = [(UINT32, np.array(numbers, np.uint32)) for numbers in zip(*places, strict=True)]
+    case = "ost::counted_on(ost::place{x0}, ost::place{x1}, x2)", UINT32
+    (found,) = run({"counted": case}, *given).values()
+    expected = [
+        next(n for n in range(all_) if (n + before) % all_ == own) for own, all_, before in places
+    ]
+    assert found.tolist() == expected
 
 
 def test_quotients_are_those_of_the_operator() -> None:

@@ -11,6 +11,7 @@ from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
 from ostinato.backends.cuda.rules.joint_nests import JointNests
+from ostinato.backends.cuda.rules.joint_products import JointProducts
 from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.table import lower_for_cuda
@@ -18,6 +19,8 @@ from ostinato.backends.cuda.target import CudaTarget
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
+from tests.conformance.compare import check_against_oracle
+from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
 
 APART = ost.CompileOptions(joint_parts=False)
@@ -177,3 +180,71 @@ def test_gathers_of_a_chain_keep_their_positions(session: ost.Session) -> None:
     (found, _) = session.compile(g, options=apart).run(arrays)
     expected = arrays["x"] + sum(arrays[f"t{n}"][arrays[f"i{n}"]] for n in range(3))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def projected(g: ost.Graph, x: ost.Value, sizes: list[int]) -> list[ost.Value]:
+    """Products of the same rows by matrices of their own."""
+    results = []
+    for number, size in enumerate(sizes):
+        rng = np.random.default_rng(len(g.params) + number)
+        made = rng.standard_normal((x.shape[1], size)) / np.sqrt(x.shape[1])
+        weight = g.param(f"w{len(g.params)}", made.shape, x.dtype, value=made.astype(x.dtype.numpy))
+        results.append(g.matmul(x, weight))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "depth", "sizes"),
+    [
+        (1, "bfloat16", 1024, [512, 128, 128]),
+        (3, "float16", 1536, [8, 640, 16]),
+        (1, "float32", 64, [64, 24]),
+    ],
+)
+def test_products_of_the_same_rows_are_one_part(
+    session: ost.Session, rows: int, dtype: str, depth: int, sizes: list[int]
+) -> None:
+    d = Draw(ost.Graph("joint"), np.random.default_rng(rows))
+    g, x = d.g, d.of((rows, depth), dtype)
+    found = projected(g, g.rms_norm(x, d.of((depth,), dtype)), sizes)
+    g.set_outputs([*found, g.softmax(found[0])])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, APART)])
+    parts = segment_of(session.compile(g)).parts
+    (joint,) = (part for part in parts if isinstance(part.kernel, JointProducts))
+    assert joint.streams
+    assert len(joint.kernel.kernels) == len(sizes)
+    segment = segment_of(session.compile(g))
+    compile_text(segment.source(SM_90), "sm_90")
+    assert segment.source(SM_90).count("ost::counted_on(own, all, ") == len(sizes)
+    compile_text(segment.source(CudaTarget.of_arch("sm_80")), "sm_80")  # without a ring
+    apart = segment_of(session.compile(g, options=APART))
+    assert not any(isinstance(part.kernel, JointProducts) for part in apart.parts)
+
+
+def test_products_of_codes_are_one_part_and_those_with_scales_of_their_own_are_not(
+    session: ost.Session,
+) -> None:
+    for form, joint in (("int4", True), ("int8", False)):
+        d = Draw(ost.Graph("narrow"), np.random.default_rng(4))
+        x = d.of((1, 256), "bfloat16")
+        d.g.set_outputs([d.g.silu(y) for y in projected(d.g, d.g.silu(x), [96, 32, 32])])
+        graph = ost.quantize(d.g, form, min_elements=64)
+        given = {"x0": d.arrays["x0"]} if "x0" in d.arrays else dict(d.arrays)
+        compiled, apart = session.compile(graph), session.compile(graph, options=APART)
+        kernels = [part.kernel for part in segment_of(compiled).parts]
+        assert any(isinstance(kernel, JointProducts) for kernel in kernels) is joint
+        for mine, theirs in zip(compiled.run(given), apart.run(given), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_products_of_the_same_rows_without_a_ring(session: ost.Session) -> None:
+    """Most weights cannot come through one, since they are inputs as they are in memory."""
+    d = Draw(ost.Graph("plain"), np.random.default_rng(5))
+    g, x = d.g, d.of((2, 64), "float32")
+    found = projected(g, g.silu(x), [40, 48])
+    large = g.matmul(g.silu(x), d.of((64, 300), "float32"))
+    g.set_outputs([*found, large, g.softmax(found[1])])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, APART)])
+    parts = segment_of(session.compile(g)).parts
+    (joint,) = (part for part in parts if isinstance(part.kernel, JointProducts))
+    assert not joint.streams

@@ -111,7 +111,7 @@ def test_a_decoding_step_is_one_kernel(
         assert sum(isinstance(p.kernel, CudaLoopNest) and len(p.arguments) == 2 for p in alone) == 2
     text = segment.source(CudaTarget.of_arch("sm_90"))
     compile_text(text, "sm_90")
-    assert ("_touch(own" in text) is (exchange and "filled.fetch" in text)
+    assert ("_touch(own" in text) is ("filled.fetch" in text)
     # Norm weights are stages of the ring.
     assert ("stage = ring.await();" in text) is (exchange and "filled.fetch" in text)
     expected = ost.Session("cpu").compile(graph)
@@ -570,13 +570,16 @@ def test_several_rows_go_from_part_to_part_without_barriers(
         mixed = g.multiply(g.silu(g.matmul(h, weight(width, 48))), g.matmul(h, weight(width, 48)))
         x = g.add(x, g.matmul(mixed, weight(48, width)))
     g.set_outputs([g.rms_norm(x, d.of((width,), dtype))])
-    apart = ost.CompileOptions(segment_exchange=False)
-    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, apart)])
+    plain = ost.CompileOptions(segment_exchange=False)
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, plain)])
     (segment,) = segments_of(session.compile(g))
-    (other,) = segments_of(session.compile(g, options=apart))
+    (other,) = segments_of(session.compile(g, options=plain))
     fits = rows * width * x.dtype.itemsize <= 32 << 10
     assert (segment.parts[-1].level == 1) is fits
     assert segment.parts[-1].level < other.parts[-1].level
+    # Residuals that blocks do not hold are copied ahead; packets of them may not be there yet.
+    text = segment.source(CudaTarget.of_arch("sm_90"))
+    assert ("ost::settled(early" in text) is (rows * width > 8 << 10)
     for arch in ("sm_80", "sm_90"):
         compile_text(segment.source(CudaTarget.of_arch(arch)), arch)
 

@@ -164,6 +164,12 @@ struct inbox {
     inbox operator+(long long i) const { return inbox(packets + i); }
 };
 
+// An element that was copied before it was needed; it is waited for if it was not there then.
+template <class T>
+inline T settled(T copied, inbox<T> from, long long i) {
+    return are_there<T>(bits_as<packet_bits<T>>(copied)) ? copied : from[i];
+}
+
 // The words of a pack: of 4, 8 or 16 bytes.
 template <int Bytes>
 using packet_words = typename choice<

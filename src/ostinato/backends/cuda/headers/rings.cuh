@@ -80,7 +80,8 @@ struct ring {
     int count, bytes;  // slots, and bytes of each
     int ahead;         // stages under way, at most: more of them delay every other access to memory
     int spare;         // empty slots with no more of which one stage is under way: there is no hurry
-    int scarce;        // with more, one more than `ahead`: the block is about to wait
+    int scarce;        // with more, one more than `ahead`
+    int drained;       // with more, two more: the block is about to wait
     int slot = 0;
     unsigned parity = 0;
 
@@ -130,7 +131,8 @@ struct ring {
     // Stages that may be under way, once the next one is.
     int under_way() const {
         if (!empty_beyond(spare)) return 1;
-        return empty_beyond(scarce) ? ahead + 1 : ahead;
+        if (!empty_beyond(scarce)) return ahead;
+        return empty_beyond(drained) ? ahead + 2 : ahead + 1;
     }
 
     // The barrier at which the last stage arrives that has to before one more is under way, and the

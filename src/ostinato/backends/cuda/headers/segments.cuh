@@ -43,6 +43,13 @@ inline unsigned counted_from(unsigned first, unsigned block) {
 #endif
 }
 
+// The first number from that many on which a block has where blocks take numbers by turns, counted
+// from there.
+inline unsigned counted_on(place own, place all, unsigned before) {
+    const unsigned behind = before % all.x;
+    return own.x >= behind ? own.x - behind : own.x + all.x - behind;
+}
+
 // A pointer into global memory, as the compiler may take it for.
 inline const void* in_global_memory(const void* pointer) {
 #ifdef __CUDA_ARCH__

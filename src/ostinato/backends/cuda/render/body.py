@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
-__all__ = ["Body", "SharedArray"]
+__all__ = ["Body", "SharedArray", "aliases"]
 
 #: Shared arrays begin at multiples of this, in bytes.
 _ALIGNMENT = 16
@@ -163,21 +163,30 @@ class Body:
         declared = [*first.split(", "), *declared]
         how = "__forceinline__" if in_place else "OST_APART"
         lines = [f"static __device__ {how} void {name}({', '.join(declared)}) {{"]
-        offset = 0
-        for array in self.arrays:
-            lines += [
-                f'    static_assert(sizeof({array.type}) <= {array.itemsize}, "{array.name}");',
-                f"    {array.type}(&{array.name}){array.extents} = "
-                f"*({array.type}(*){array.extents})(pool + {offset});",
-            ]
-            offset += array.nbytes
-        if self.dynamic:
-            lines.append(f"    unsigned char* const {self.dynamic} = pool + {offset};")
+        lines += self.memory("pool")
         lines += [
             f"    const auto {names[number]} = ost::awaited<{count}>(packets_of_{names[number]});"
             for number, count in counts.items()
         ]
         return "\n".join([*lines, f"{self.text}}}\n"])
+
+    def memory(self, start: str) -> list[str]:
+        """Declarations of the arrays, and of the dynamic one behind them.
+
+        Args:
+            start: the address of memory for them.
+        """
+        lines, offset = [], 0
+        for array in self.arrays:
+            lines += [
+                f'    static_assert(sizeof({array.type}) <= {array.itemsize}, "{array.name}");',
+                f"    {array.type}(&{array.name}){array.extents} = "
+                f"*({array.type}(*){array.extents})({start} + {offset});",
+            ]
+            offset += array.nbytes
+        if self.dynamic:
+            lines.append(f"    unsigned char* const {self.dynamic} = {start} + {offset};")
+        return lines
 
     def touching(self, name: str) -> str:
         """A function of a segment that brings what :meth:`part` will read into the cache.
@@ -189,3 +198,12 @@ class Body:
         """
         lines = ", ".join(["ost::place own, ost::place all", *self.parameters])
         return f"static __device__ OST_APART void {name}({lines}) {{\n{self.touch}}}\n"
+
+
+def aliases(places: Sequence[int]) -> list[str]:
+    """Declarations of the arguments of a kernel that is one of several.
+
+    Args:
+        places: the positions of its arguments among ``joint0``, ``joint1``, ...
+    """
+    return [f"const auto b{number} = joint{place};" for number, place in enumerate(places)]

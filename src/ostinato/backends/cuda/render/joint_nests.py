@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import nests
-from ostinato.backends.cuda.render.body import Body
+from ostinato.backends.cuda.render.body import Body, aliases
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.lower.rules.gpu_nest import most_points
 
@@ -53,12 +53,9 @@ def body(
             made, wait = found, ["    OST_SYNC();"]
         includes |= dict.fromkeys(made.includes.splitlines())
         lines.append("    {")
-        for parameter, place in zip(made.parameters, own, strict=False):
-            type_, _, name = parameter.rpartition(" ")
-            if args[place].writes:
-                type_ = type_.removeprefix("const ")
-            types[place] = type_
-            lines.append(f"        const auto {name} = joint{place};")
+        lines += [f"        {line}" for line in aliases(own)]
+        for type_, place in zip(made.types(), own, strict=False):
+            types[place] = type_.removeprefix("const ") if args[place].writes else type_
         lines += [f"    {line}" for line in made.text.splitlines()]
         lines += ["    }", *wait]
     parameters = [f"{types[place]} joint{place}" for place in range(len(args))]

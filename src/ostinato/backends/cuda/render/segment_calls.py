@@ -34,7 +34,7 @@ def call(
     for i, argument in enumerate(function.received, len(types)):
         stored = function.body.stored_type(argument)
         given[argument] = f"{{(const {stored}*){addresses[i]}, ({stored}*){addresses[argument]}}}"
-    for argument in () if function.stream is None else function.stream.arguments:
+    for argument in function.brought:
         given[argument] = f"({types[argument]})nullptr"  # it comes through the ring
     before, after, place = [], [], ["own", "all"]
     if (operand := layout.brought(function)) is not None:
@@ -54,6 +54,6 @@ def call(
         ]
     if layout.stamped and function.receives:  # the first warp waits for what others receive
         after.append("{ const ost::waiting timed(&ost::waits::values); OST_SYNC(); }")
-    streamed = ["ring"] * (function.stream is not None)
+    streamed = ["ring"] * bool(function.streams)
     values = ", ".join([*place, arrays, *streamed, *given, "variables"])
     return [*before, f"{name}({values});", *after]

@@ -9,6 +9,7 @@ from ostinato.backends.cuda.render import streamed_left, weight_streams
 from ostinato.backends.cuda.render.segment_functions import Form
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.joint_nests import JointNests
+from ostinato.backends.cuda.rules.joint_products import products_of
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
@@ -121,10 +122,14 @@ class _Forms:
                 space = self.segment.space(position)
                 if space is None or space.kind is not SpaceKind.BLOCK or received:
                     continue
-                row = 0
-                if part.streams and isinstance(kernel, Matmul):
-                    row = streamed_left.padded_row(kernel, number)
-                found.setdefault(position, set()).add(row)
+                rows = {0}
+                if part.streams:
+                    products = products_of(kernel)
+                    own = [
+                        (matmul, list(at).index(number)) for matmul, at in products if number in at
+                    ]
+                    rows = {streamed_left.padded_row(*each) for each in own} or rows
+                found.setdefault(position, set()).update(rows)
         return {position: min(rows) for position, rows in found.items() if len(rows) == 1}
 
     @cached_property

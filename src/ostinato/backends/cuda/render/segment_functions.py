@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import streamed_rows, weight_streams
 from ostinato.backends.cuda.rules.packets import ReceivePackets
-from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.records import dataclass, replace
 from ostinato.variables import bounds
 
@@ -83,7 +82,7 @@ class SegmentFunction:
 
     Attributes:
         number: its own.
-        stream: the operand that comes through the ring, if one does.
+        streams: the operands that come through the ring: those of products.
         operand: of a loop nest, the only short operand, if the ring can bring it.
         body: its code.
         blocks: blocks that have work.
@@ -107,14 +106,13 @@ class SegmentFunction:
         self.shares = how.shares
         self.repeated = how.repeated
         self.receives = isinstance(kernel, ReceivePackets)
-        self.stream: Stream | None = None
+        self.streams: tuple[Stream, ...] = ()
         body: Body | None
         if how.streams:
-            assert isinstance(kernel, Matmul)
-            self.stream = weight_streams.stream_of(kernel)
+            self.streams = tuple(weight_streams.streams_of(kernel))
             padded = frozenset(n for n, _ in how.padded)
             body = streamed_rows.body(kernel, how.held, padded, how.polled)
-            self.blocks, dynamic = weight_streams.tiles(kernel), 0
+            self.blocks, dynamic = sum(stream.tiles for stream in self.streams), 0
         else:
             launch = kernel.launch(target)
             if isinstance(kernel, ReceivePackets) and how.padded:
@@ -124,15 +122,21 @@ class SegmentFunction:
             self.blocks, dynamic = launch.grid, launch.shared_bytes
         assert body is not None, f"{kernel.name} is part of a segment"
         self.operand: Operand | None = None
-        if isinstance(kernel, CudaLoopNest) and part.everywhere and part.shares_of is None:
+        if isinstance(kernel, CudaLoopNest) and part.shares_of is None:
             short = _short_operands(kernel, how.lasting)
             body = replace(body, touch=_touch(short))
-            if len(short) == 1 and not (short[0].offset | short[0].nbytes) % _BULK_BYTES:
+            aligned = len(short) == 1 and not (short[0].offset | short[0].nbytes) % _BULK_BYTES
+            if part.everywhere and aligned:
                 self.operand = short[0]
         elif not how.early:
             body = replace(body, touch="")
         self.body = body
         self.shared_bytes = body.array_bytes + dynamic
+
+    @property
+    def brought(self) -> list[int]:
+        """The arguments that come through the ring as products' operands."""
+        return [argument for stream in self.streams for argument in stream.arguments]
 
 
 def _touch(operands: Sequence[Operand]) -> str:
@@ -145,7 +149,7 @@ def _touch(operands: Sequence[Operand]) -> str:
 
 
 def _short_operands(nest: CudaLoopNest, lasting: Set[int]) -> list[Operand]:
-    """The operands of which every block reads a short part, the same one."""
+    """The operands of which a nest reads a short part."""
     found = []
     for number in sorted(lasting):
         ranges = [bounds(access.index) for access in nest.accesses() if access.position == number]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.render.repetition import Repetition, repetition
 from ostinato.backends.cuda.render.segment_calls import call
 from ostinato.backends.cuda.render.segment_records import ARGUMENTS, PLACE, working_blocks
+from ostinato.backends.cuda.rules.joint_products import products_of
 from ostinato.backends.cuda.rules.product import BlockwiseProduct
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 
@@ -75,7 +76,8 @@ class SegmentLayers:
         if self.found is None:
             return False
         parts = self.layout.parts
-        return any(isinstance(parts[n].kernel, BlockwiseProduct) for n in self.found.first)
+        products = (m for n in self.found.first for m, _ in products_of(parts[n].kernel))
+        return any(isinstance(matmul, BlockwiseProduct) for matmul in products)
 
     def _kind(self, number: int) -> Hashable:
         """The properties of a part that are constants of the code of a layer."""
@@ -241,10 +243,10 @@ class SegmentLayers:
     def _addresses(self, found: Repetition, number: int, kept: dict[str, str]) -> list[str]:
         """Those of the arguments of a part, then of the packets of those that it receives."""
         segment, addresses = self.layout.segment, []
-        stream = self.layout.functions[number].stream
+        brought = self.layout.functions[number].brought
         of_layers = zip(*map(self._positions, found.like(number)), strict=True)
         for place, positions in enumerate(of_layers):
-            if stream is not None and place in stream.arguments:
+            if place in brought:
                 addresses.append("nullptr")
                 continue
             spaces = [space for space in map(segment.space, positions) if space is not None]

@@ -153,7 +153,7 @@ class SegmentLayout:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot of the ring, which the stages of all streams fit."""
-        most = max(f.stream.stage_bytes for f in self.distinct if f.stream is not None)
+        most = max(stream.stage_bytes for f in self.distinct for stream in f.streams)
         return _whole(most, _SLOT_GRAIN)
 
     @property
@@ -173,16 +173,19 @@ class SegmentLayout:
     @cached_property
     def maps(self) -> list[TensorMap]:
         """The tensor maps of all streams, each once."""
-        streams = zip(self.parts, self.functions, strict=True)
-        found = (f.stream.maps(part.arguments) for part, f in streams if f.stream is not None)
+        pairs = zip(self.parts, self.functions, strict=True)
+        found = (s.maps(part.arguments) for part, f in pairs for s in f.streams)
         return [*dict.fromkeys(each for maps in found for each in maps)]
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes that come through the ring for all parts."""
+        return sum(stream.nbytes for f in self.functions for stream in f.streams)
 
     def map_numbers(self, part: Part, function: SegmentFunction) -> dict[int, int]:
         """By argument of a part that comes through the ring, the number of its tensor map."""
-        if function.stream is None:
-            return {}
-        maps = map(self.maps.index, function.stream.maps(part.arguments))
-        return dict(zip(function.stream.arguments, maps, strict=True))
+        found = [each for stream in function.streams for each in stream.maps(part.arguments)]
+        return dict(zip(function.brought, map(self.maps.index, found), strict=True))
 
     def brought(self, function: SegmentFunction) -> Operand | None:
         """The operand of a loop nest that comes through the ring, as a stage of its own."""
@@ -198,15 +201,22 @@ class SegmentLayout:
         return [f for f in self.distinct if f.body.touch and self.brought(f) is None]
 
     @property
+    def most_streams(self) -> int:
+        """Operands that come through the ring for a part, at most; 1 if none do."""
+        return max((len(f.streams) for f in self.distinct), default=1) or 1
+
+    @property
     def fetched(self) -> list[int]:
-        """The parts for which the warp that fills the ring fetches something, in their order."""
+        """The operands that are fetched for parts, in order: the number of a part, times
+        :attr:`most_streams`, and of its stream.
+        """
         if not self.streams:
             return []
-        return [
-            number
-            for number, f in enumerate(self.functions)
-            if f.stream is not None or f.body.touch or self.brought(f) is not None
-        ]
+        most, found = self.most_streams, []
+        for number, f in enumerate(self.functions):
+            alone = bool(f.body.touch) or self.brought(f) is not None
+            found += [number * most + i for i in range(len(f.streams) or alone)]
+        return found
 
     # -- the launch -------------------------------------------------------------------------
 

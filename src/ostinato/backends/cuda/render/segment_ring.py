@@ -25,8 +25,13 @@ __all__ = ["parameters", "ring"]
 _BYTES_AHEAD = 32 << 10
 
 #: Parts of its slots, where stages are large: less is under way while no more than the first are
-#: empty, and more while more than the second are.
-_SPARE, _SCARCE = 1 / 4, 3 / 4
+#: empty, more while more than the second are, and still more with more than the third.
+_SPARE, _SCARCE, _DRAINED = 1 / 4, 3 / 4, 1.0
+_SPARE_OF_MANY, _SCARCE_OF_MANY, _DRAINED_OF_MANY = 1 / 4, 1 / 3, 1 / 2
+
+#: Bytes of weights for a part, on average, of which a block has many: it waits for memory rather
+#: than for other blocks.
+_MANY_BYTES = 48 << 10
 
 
 def parameters(layout: SegmentLayout, before: str) -> list[str]:
@@ -68,22 +73,22 @@ def ring(layout: SegmentLayout, name: str) -> list[str]:
         f"    ring.count = {slots};",
         f"    ring.bytes = {slot_bytes};",
         f"    ring.ahead = {ahead};",
-        f"    ring.spare = {int(slots * _SPARE) if large else 0};",
-        f"    ring.scarce = {int(slots * _SCARCE) if large else slots};",
+        *(f"    ring.{name} = {count};" for name, count in _limits(layout, large=large).items()),
         "    if (threadIdx.x == 0) ring.start();",
         "    __syncthreads();",
         f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
         "        ost::ring filled = ring;  // in registers: no function has its address",
         f"        for (int n = 0; n < {len(layout.fetched)}; n++) {{",
-        f"            const int i = records[{layout.width * len(layout.parts)} + n];",
+        f"            const int wanted = records[{layout.width * len(layout.parts)} + n];",
+        f"            const int i = wanted / {layout.most_streams};",
         *place(layout),
+        "            ost::place start = own;",
         "            ost::staged_rows those;",
         "            switch (record[0]) {",
     ]
     for function in layout.distinct:
-        if function.stream is not None:
-            fields = ", ".join(_streamed(function.stream))
-            lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
+        if function.streams:
+            lines += _streamed(layout, function)
         elif layout.brought(function) is not None:
             lines += _brought(layout, function)
     for function in layout.touching:
@@ -91,14 +96,43 @@ def ring(layout: SegmentLayout, name: str) -> list[str]:
     return [
         *lines,
         "            }",
-        "            if (ost::is_chosen()) filled.fetch(own, all, those);",
+        "            if (ost::is_chosen()) filled.fetch(start, all, those);",
         "        }",
         "        return;",
         "    }",
     ]
 
 
-def _streamed(stream: Stream) -> list[str]:
+def _limits(layout: SegmentLayout, *, large: bool) -> dict[str, int]:
+    """The numbers of empty slots beyond which more may be under way, by the fields of the ring."""
+    if not large:
+        return {"spare": 0, "scarce": layout.slots, "drained": layout.slots}
+    many = layout.streamed_bytes >= _MANY_BYTES * layout.launch.grid * len(layout.parts)
+    parts = (_SPARE, _SCARCE, _DRAINED)
+    if many:
+        parts = (_SPARE_OF_MANY, _SCARCE_OF_MANY, _DRAINED_OF_MANY)
+    return {
+        name: int(layout.slots * part)
+        for name, part in zip(("spare", "scarce", "drained"), parts, strict=True)
+    }
+
+
+def _streamed(layout: SegmentLayout, function: SegmentFunction) -> list[str]:
+    """The cases of a function whose right operands come through the ring, tiles by turns."""
+    lines, before = [f"            case {function.number}:"], 0
+    for number, stream in enumerate(function.streams):
+        chosen = f"those = {{{', '.join(_fields(stream))}}};"
+        if len(function.streams) > 1:
+            if number == 0:
+                lines.append("                if (own.x >= all.x) continue;")
+            chosen = f"{{ {chosen} start.x = ost::counted_on(own, all, {before}); }}"
+            chosen = f"if (wanted % {layout.most_streams} == {number}) {chosen}"
+        lines.append(f"                {chosen}")
+        before += stream.tiles
+    return [*lines, "                break;"]
+
+
+def _fields(stream: Stream) -> list[str]:
     """The fields of ``ost::staged_rows`` for a right operand."""
 
     def map_of(argument: int) -> str:

@@ -13,15 +13,15 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.values import CValue
-from ostinato.backends.cuda.render.body import SharedArray
-from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.early_elements import copies, each, early_loads
+from ostinato.backends.cuda.render.body import SharedArray, aliases
+from ostinato.backends.cuda.render.early_elements import EarlyElements, each
 from ostinato.backends.cuda.render.frame import Frame, body_of
 from ostinato.backends.cuda.render.ring_stages import COLUMNS, GROUPS, PIECE, WARPS
 from ostinato.backends.cuda.render.row_operands import INTEGERS, rows_of, stored
 from ostinato.backends.cuda.render.streamed_left import left_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.render.weight_streams import stream_of
+from ostinato.backends.cuda.rules.joint_products import JointProducts, products_of
 from ostinato.backends.cuda.rules.product import BlockwiseProduct
 from ostinato.backends.cuda.target import SEGMENT_BLOCK
 from ostinato.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, INT32
@@ -31,6 +31,7 @@ from ostinato.records import replace
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ostinato.backends.cuda.kernel import CudaKernel
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.render.row_operands import Rows
     from ostinato.backends.cuda.render.streamed_left import Left
@@ -43,7 +44,7 @@ __all__ = ["body"]
 _LANE_CODES = 128
 
 #: Tiles whose sums are added up together, at most, and the bytes that these may have.
-_MOST_TOGETHER, _PART_BYTES = 8, 4 << 10
+_MOST_TOGETHER, _PART_BYTES = 8, 9 << 9
 
 #: Rows of the left operand that warps keep in registers, and elements of each, at most.
 _KEPT_ROWS, _KEPT_DEPTH = 8, 4096
@@ -104,34 +105,40 @@ $wait""")
 
 
 def body(
-    matmul: Matmul,
+    kernel: CudaKernel,
     held: Collection[int] = (),
     padded: Collection[int] = (),
     polled: Collection[int] = (),
 ) -> Body:
-    """The code of a matmul, whose right operand is :func:`stream_of`.
+    """The code of matmuls of the same rows, whose right operands are :func:`streams_of`.
 
     Args:
-        matmul: the kernel.
+        kernel: one, or :class:`JointProducts`.
         held: the arguments that are in shared memory as it is.
         padded: those whose rows are apart there, as :func:`padded_row` says.
         polled: those whose elements are waited for where they are read.
     """
-    rows, acc = max(1, max_extent(matmul.m)), matmul.acc
-    stream, left = stream_of(matmul), left_of(matmul, held, padded, polled)
+    (matmul, places), *_ = products_of(kernel)
+    held, padded, polled = (
+        {number for number, place in enumerate(places) if place in those}
+        for those in (held, padded, polled)
+    )
+    rows, acc, stream = max(1, max_extent(matmul.m)), matmul.acc, stream_of(matmul)
+    left = left_of(matmul, held, padded, polled)
     assert stream is not None
     assert left is not None
     arrays, wide = list(left.arrays), stream.width > COLUMNS
     operands = left.scalar, *((matmul.a_scale,) if isinstance(matmul, BlockwiseProduct) else ())
-    frame, names = Frame(matmul, operands, matmul.stores), {matmul.m: "m", matmul.n: "n"}
-    before = ""
+    frame = Frame(matmul, operands, matmul.stores)
+    joint = isinstance(kernel, JointProducts)
+    before = "".join(f"    {name}\n" for name in aliases(places)) if joint else ""
     if isinstance(matmul, BlockwiseProduct):
         rows_of_scales = _held_scales(matmul, held)
         if rows_of_scales is None:
             blocks = max_extent(matmul.blocks)
             arrays.append(SharedArray("float", 4, "row_scales", (rows * blocks,)))
             at = {matmul.m: "m", matmul.blocks: "block"}
-            before = _SCALES.substitute(
+            before += _SCALES.substitute(
                 blocks=blocks,
                 threads=SEGMENT_BLOCK,
                 element=frame.element(matmul.a_scale, FLOAT32, 2, at, "value"),
@@ -139,40 +146,58 @@ def body(
             )
         else:
             start = f"b{rows_of_scales.argument} + {rows_of_scales.offset // 4}"
-            before = f"    const float* const scales = {start};\n"
+            before += f"    const float* const scales = {start};\n"
     tile = (WARPS // GROUPS if wide else WARPS, rows, stream.width + 1)
     together = max(1, min(_MOST_TOGETHER, _PART_BYTES // (4 * math.prod(tile))))
-    early = early_loads(matmul, {*held, *polled})
-    point = frame.point(4, names)
-    for number, load in enumerate(early):
-        dialect = CudaDialect()
-        place = f"early{number}[turn][t * {stream.width} + i % {stream.width}]"
-        element = dialect.from_memory(place, load.dtype)
-        point.scope.values[id(load)] = point.scalars.code.keep(load.dtype, element)
-        type_, room = dialect.memory_type(load.dtype), (2, together * stream.width)
-        arrays.append(SharedArray(type_, load.dtype.itemsize, f"early{number}", room))
-    for store in matmul.stores:
-        point.store(store, CValue(point.scalars.code, "total", acc))
+    early = EarlyElements(matmul, held, polled, together, stream.width)
     text = _BODY.substitute(
         together=together,
         left=f"{before}{left.text(frame)}",
-        early=copies(frame, early, matmul, together, stream.width),
-        arrived="        ost::copy_wait<0>();\n" if early else "",
+        early=early.copies,
+        arrived=early.wait,
         multiply=_multiply(matmul, left, stream, together),
         width=stream.width,
         rows=rows,
         warps=tile[0],
         register="int" if acc == INT32 else "float",
-        store=point.text,
+        store=_stores(kernel, early),
         sums=each(together * rows * stream.width),
     )
     type_ = "unsigned" if acc == INT32 else "float"
     sizes = (2, together, *tile)
     parts = SharedArray(type_, 4, "parts", sizes)
-    made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
+    columns = sum(max_extent(matmul.n) for matmul, _ in products_of(kernel))
+    sized = {**matmul_sizes(matmul), "columns": columns}
+    made = body_of(kernel, text, sized, SEGMENT_BLOCK, arrays=(parts, *arrays, *early.arrays))
+    if joint:
+        renamed = [f"{type_} joint{n}" for n, type_ in enumerate(made.types()[:-1])]
+        made = replace(made, parameters=(*renamed, made.parameters[-1]))
     formats = '#include "float8.cuh"\n' if stored(matmul.b).dtype in FLOAT8 else ""
     includes = f'{made.includes}{formats}#include "staged_codes.cuh"\n'
     return replace(made, includes=includes, streams=True)
+
+
+def _stores(kernel: CudaKernel, early: EarlyElements) -> str:
+    """The statements that store a sum; of several matmuls, for the one that has its column.
+
+    Args:
+        kernel: the matmuls.
+        early: the elements that stores read.
+    """
+    products, before, lines = products_of(kernel), 0, []
+    for matmul, places in products:
+        point = Frame(matmul, (), matmul.stores).point(4, {matmul.m: "m", matmul.n: "n"})
+        early.read(point)
+        for store in matmul.stores:
+            point.store(store, CValue(point.scalars.code, "total", matmul.acc))
+        if not isinstance(kernel, JointProducts):
+            return point.text
+        end = before + max_extent(matmul.n)
+        head = [f"if (column >= {before} && column < {end}) {{", *aliases(places)]
+        head.append(f"const long long n = column - {before};")
+        lines += [*(f"                {line}" for line in head), point.text, "                }"]
+        before = end
+    return "\n".join(lines)
 
 
 def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None:

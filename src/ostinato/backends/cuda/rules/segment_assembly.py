@@ -9,8 +9,8 @@ from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.derived_values import without_derived
 from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
 from ostinato.backends.cuda.rules.joint_nests import JointNests
+from ostinato.backends.cuda.rules.joint_products import products_of
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
-from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
 from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
 from ostinato.backends.cuda.rules.segment_shares import Shares
@@ -75,8 +75,8 @@ class SegmentSettings:
         experts: whether products by chosen matrices may be parts.
         one_block: let a single block run parts that are short enough for that.
         layers: loop over the code of parts that repeat, instead of going by their records.
-        join: make one part of short ones that blocks run for themselves, and of nests one of which
-            alone reads what the other one writes.
+        join: make one part of short ones that blocks run for themselves, of products of the same
+            rows, and of nests one of which alone reads what the other one writes.
     """
 
     stream_weights: bool = True
@@ -148,7 +148,7 @@ class Assembly:
             steps.insert(0, Step(ClearPackets((total,)), (packets,), None, 0))
         steps = with_shares(in_order(steps))
         if self._settings.join:
-            steps = list(with_joint(steps))
+            steps = with_joint(steps, self._alone(steps))
         buffers = [o for step in steps for o in step.operands if isinstance(o, LoweredBuffer)]
         buffers = list(dict.fromkeys(buffers))
         spaces, block_bytes = self._spaces(steps)
@@ -202,6 +202,20 @@ class Assembly:
             self._settings.layers,
         )
         return kernel, buffers, list(map(call_of, steps))
+
+    def _alone(self, steps: Sequence[Step]) -> set[Step]:
+        """The products that are not one with others: their tiles are bound to those of others, or
+        their weights come from parts before them.
+        """
+        bound = {*self._ways.tiles_of, *self._ways.tiles_of.values()}
+        written = {operand for step in steps for operand in step.written()}
+        return {
+            step
+            for step in steps
+            if not self._settings.stream_weights
+            or step.call in bound
+            or not _streams(step.kernel, [operand in written for operand in step.operands])
+        }
 
     def longest_held(self, most: int) -> LoweredBuffer:
         """The value that blocks have for longest, of those of which they have too many at a time.
@@ -317,11 +331,12 @@ def _whole(nbytes: int) -> int:
 
 
 def _weight_bytes(kernel: CudaKernel) -> int:
-    """Bytes of the right operand of a product."""
-    if not isinstance(kernel, Matmul):
-        return 0
-    columns = bounds(kernel.points)[1] * max_extent(kernel.n)
-    return columns * bounds(kernel.depth)[1] * kernel.weight_bits // 8
+    """Bytes of the right operands of products."""
+    nbytes = 0
+    for matmul, _ in products_of(kernel):
+        columns = bounds(matmul.points)[1] * max_extent(matmul.n)
+        nbytes += columns * bounds(matmul.depth)[1] * matmul.weight_bits // 8
+    return nbytes
 
 
 def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
@@ -331,10 +346,8 @@ def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
         kernel: a part of a segment.
         written: by argument, whether some part writes it.
     """
-    if not isinstance(kernel, Matmul):
-        return False
-    found = weight_streams.stream_of(kernel)
-    return found is not None and not any(written[argument] for argument in found.arguments)
+    found = [n for stream in weight_streams.streams_of(kernel) for n in stream.arguments]
+    return bool(found) and not any(written[argument] for argument in found)
 
 
 def _levels(calls: Sequence[Call], ways: Ways) -> dict[Call, int]:

@@ -6,20 +6,29 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.rules.joint_nests import JointNests, may_join
+from ostinato.backends.cuda.rules.joint_products import JointProducts
 from ostinato.backends.cuda.rules.packets import ReceivePackets
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.dtypes import UINT16, DType
 from ostinato.ir.types import TensorType
+from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.nodes import Arg
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence, Set
 
     from ostinato.backends.cuda.kernel import CudaKernel
+    from ostinato.backends.cuda.render import weight_streams
+else:
+    weight_streams = LazyModule("ostinato.backends.cuda.render.weight_streams")
 
-__all__ = ["Step", "Value", "call_of", "in_order", "with_joint", "with_shares"]
+__all__ = ["MOST_ARGUMENTS", "Step", "Value", "call_of", "in_order", "with_joint", "with_shares"]
+
+MOST_ARGUMENTS = 16
+"""Arguments of a part, at most: shared memory has a table of all of them."""
 
 
 @dataclass(eq=False)
@@ -115,38 +124,65 @@ def with_shares(steps: Sequence[Step]) -> list[Step]:
     return ordered
 
 
-def with_joint(steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps, short ones for the same shares as one where they do not wait for each other."""
-    group: list[Step] = []
+def with_joint(steps: Sequence[Step], alone: Set[Step]) -> list[Step]:
+    """The steps, some as one with those in front of them that they do not wait for.
+
+    These are short ones for the same shares of attention, and products of the same rows whose
+    weights come through a ring.
+
+    Args:
+        steps: in order.
+        alone: products that stay as they are.
+    """
+    groups: list[list[Step]] = []
     for step in steps:
-        if group and not _joins(group, step):
-            yield _joint(group)
-            group = []
-        group.append(step)
-    if group:
-        yield _joint(group)
+        if groups and _joins(groups[-1], step, alone):
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return [group[0] if len(group) == 1 else _joint(group) for group in groups]
 
 
-def _joins(group: Sequence[Step], step: Step) -> bool:
+def _joins(group: Sequence[Step], step: Step, alone: Set[Step]) -> bool:
     """Whether a step becomes one with those in front of it."""
     first = group[0]
-    if step.reader is None or (step.reader, step.level) != (first.reader, first.level):
+    if (step.reader, step.level) != (first.reader, first.level):
         return False
-    if isinstance(step.kernel, ReceivePackets) or not all(
+    if step.reader is None:
+        if {first, step} & alone or not _have_same_rows(first, step):
+            return False
+        if (
+            len({operand for other in (*group, step) for operand in other.operands})
+            > MOST_ARGUMENTS
+        ):
+            return False
+    elif isinstance(step.kernel, ReceivePackets) or not all(
         may_join(other.kernel) for other in (first, step)
     ):
         return False
-    nests = [other for other in group if not isinstance(other.kernel, ReceivePackets)]
-    written = {operand for other in nests for operand in other.written()}
-    used = {operand for other in nests for operand in other.operands}
+    others = [other for other in group if not isinstance(other.kernel, ReceivePackets)]
+    written = {operand for other in others for operand in other.written()}
+    used = {operand for other in others for operand in other.operands}
     return not written & {*step.operands} and not used & {*step.written()}
+
+
+def _have_same_rows(step: Step, other: Step) -> bool:
+    """Whether two steps are products of one left operand by matrices that a ring can bring."""
+    keys = []
+    for each in (step, other):
+        if not isinstance(each.kernel, Matmul) or weight_streams.stream_of(each.kernel) is None:
+            return False
+        arguments, rest = weight_streams.rows_key(each.kernel)
+        left = [each.operands[argument] for argument in arguments]
+        if any(isinstance(value, Value) and value.kind is SpaceKind.PACKETS for value in left):
+            return False
+        keys.append((left, rest))
+    return keys[0] == keys[1]
 
 
 def _joint(group: Sequence[Step]) -> Step:
     """Several steps as one."""
     first = group[0]
-    if len(group) == 1:
-        return first
     pairs = [pair for step in group for pair in zip(step.operands, step.strides, strict=True)]
     operands = dict(pairs)
     places = {operand: place for place, operand in enumerate(operands)}
@@ -157,11 +193,14 @@ def _joint(group: Sequence[Step]) -> Step:
             reads[places[operand]] |= arg.reads
             writes[places[operand]] |= arg.writes
             dtypes[places[operand]] = arg.dtype
-    kernel = JointNests(
-        tuple(map(Arg, dtypes, reads, writes)),
-        tuple(step.kernel for step in group),
-        tuple(tuple(places[operand] for operand in step.operands) for step in group),
-        group[-1].kernel.variables,
+    args = tuple(map(Arg, dtypes, reads, writes))
+    at = tuple(tuple(places[operand] for operand in step.operands) for step in group)
+    kernels, variables = tuple(step.kernel for step in group), group[-1].kernel.variables
+    products = tuple(kernel for kernel in kernels if isinstance(kernel, Matmul))
+    kernel = (
+        JointProducts(args, products, at, variables)
+        if products
+        else JointNests(args, kernels, at, variables)
     )
     calls = tuple(step.call for step in group if step.call is not None)
     return Step(

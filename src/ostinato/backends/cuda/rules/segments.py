@@ -16,6 +16,7 @@ from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings, simplified
+from ostinato.backends.cuda.rules.segment_steps import MOST_ARGUMENTS
 from ostinato.backends.cuda.rules.topk import CudaTopK
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
 from ostinato.lazy import LazyModule
@@ -41,8 +42,8 @@ __all__ = ["SegmentSettings", "form_segments"]
 #: Arguments of a kernel, at most: they are 4096 bytes without its tensor maps.
 _MOST_ARGUMENTS = 500
 
-#: Arguments of a part, and parts, at most: shared memory has a table of all of them.
-_MOST_PART_ARGUMENTS, _MOST_PARTS = 16, 400
+#: Parts, at most: shared memory has a table of all of them.
+_MOST_PARTS = 400
 
 #: Bytes of dynamic shared memory of a part, at most: every GPU has room for a block of them.
 _SHARED_BYTES = 24 << 10
@@ -167,7 +168,7 @@ def _is_small(call: Call) -> bool:
         return False
     if not small or type(kernel).body is CudaKernel.body:
         return False
-    if len(call.buffers) > _MOST_PART_ARGUMENTS:
+    if len(call.buffers) > MOST_ARGUMENTS:
         return False
     launch = kernel.launch(_TYPICAL)
     modest = launch.shared_bytes <= _SHARED_BYTES
