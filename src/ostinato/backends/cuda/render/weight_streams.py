@@ -179,19 +179,19 @@ def rows_key(matmul: Matmul) -> tuple[tuple[int, ...], tuple[Hashable, ...]]:
     assert stream is not None
     depth = max_extent(matmul.k[0])
     if not isinstance(a, Load) or not is_whole(a, matmul) or stream.rows % stream.width:
-        return (), (id(matmul),)
+        return (), (matmul,)
     start = offset_of(a.index, {matmul.m: depth, matmul.k[0]: 1})
     arguments, blocks = [a.buffer], None
     if isinstance(matmul, BlockwiseProduct):
         scale = stored(matmul.a_scale)
         scales = rows_of(matmul.a_scale, matmul.m, matmul.blocks, 0)
         if not isinstance(scale, Load) or scales is None:
-            return (), (id(matmul),)
+            return (), (matmul,)
         arguments.append(scale.buffer)
         blocks = matmul.group, stored(matmul.b_scale).dtype, scale.dtype, scales.offset
     read = {number for number, arg in enumerate(matmul.args) if arg.reads}
-    if read - {*arguments, *stream.arguments}:
-        return (), (id(matmul),)
+    if start is None or read - {*arguments, *stream.arguments}:
+        return (), (matmul,)
     dtypes = a.dtype, matmul.a.dtype, stored(matmul.b).dtype, matmul.b.dtype, matmul.acc
     rows = extent_of(matmul.m)
     return tuple(arguments), (type(matmul), rows, depth, start, *dtypes, stream.width, blocks)
