@@ -11,13 +11,15 @@ import ostinato as ost
 
 __all__ = ["TEST_BACKENDS", "open_session", "registered"]
 
-#: The entry points of the tests' own devices: one that interprets loop nests; three that run CUDA
-#: kernels in an emulator of threads and blocks, without segments, with those of a grid, and with
-#: those of one block, too; and the CUDA device's runtime on a driver in this process.
+#: The entry points of the tests' own devices: one that interprets loop nests; four that run CUDA
+#: kernels in an emulator of threads and blocks, without segments, with those of a grid of one block
+#: or of two, and with those of one block, too; and the CUDA device's runtime on a driver in this
+#: process.
 TEST_BACKENDS = {
     "loops": "tests.devices.loops.backend:LoopsBackend",
     "cudaemu": "tests.devices.cuda_emulation.backend:CudaEmulationBackend",
     "cudasegments": "tests.devices.cuda_emulation.backend:CudaSegmentsBackend",
+    "cudagrids": "tests.devices.cuda_emulation.backend:CudaGridsBackend",
     "cudaoneblock": "tests.devices.cuda_emulation.backend:CudaOneBlockBackend",
     "cudahost": "tests.devices.cuda_host.backend:CudaHostBackend",
 }

@@ -69,12 +69,16 @@ class KernelStep:
         kernel: the kernel.
         code: its object.
         seeds: see :meth:`EmulatedKernel.run`.
+        blocks: those of a cooperative launch, at most.
     """
 
-    def __init__(self, kernel: CudaKernel, code: EmulatedKernel, seeds: Sequence[int]) -> None:
+    def __init__(
+        self, kernel: CudaKernel, code: EmulatedKernel, seeds: Sequence[int], blocks: int
+    ) -> None:
         self.kernel = kernel
         self.code = code
         self.seeds = seeds
+        self.blocks = blocks
 
     def __call__(self, buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
         kernel = self.kernel
@@ -85,11 +89,16 @@ class KernelStep:
             Memory(f"b{number}", _as_stored(buffer), arg.reads, arg.writes)
             for number, (arg, buffer) in enumerate(zip(kernel.args, buffers, strict=True))
         ]
-        memory.append(Memory("vars", block, writes=binds, start=HEADER_WORDS))
         launch = kernel.launch(TARGET)
-        grid = 1 if launch.cooperative else launch.grid  # blocks run one after the other
+        writes = binds or launch.cooperative
+        memory.append(Memory("vars", block, writes=writes, start=HEADER_WORDS))
         self.code.run(
-            grid, launch.block, memory, shared_bytes=launch.shared_bytes, seeds=self.seeds
+            min(launch.grid, self.blocks) if launch.cooperative else launch.grid,
+            launch.block,
+            memory,
+            shared_bytes=launch.shared_bytes,
+            together=launch.cooperative,
+            seeds=self.seeds,
         )
         if isinstance(kernel, CudaSizeStep):
             if block[HEADER_WORDS + FAILED]:
@@ -116,11 +125,13 @@ class Steps:
     Args:
         kernels: all that will be asked for.
         orders: how many orders of threads to run each launch in.
+        blocks: those of a cooperative launch, at most.
     """
 
-    def __init__(self, kernels: Iterable[Kernel], orders: int) -> None:
+    def __init__(self, kernels: Iterable[Kernel], orders: int, blocks: int) -> None:
         self._codes = load_kernels(_sources(kernels), DIRECTORY)
         self._orders = orders
+        self._blocks = blocks
 
     def _seeds(self, name: str) -> Sequence[int]:
         first = zlib.crc32(name.encode())
@@ -128,7 +139,8 @@ class Steps:
 
     def compute(self, kernel: Kernel) -> Compute:
         assert isinstance(kernel, CudaKernel), f"{kernel} is no kernel of the CUDA device"
-        return KernelStep(kernel, self._codes[kernel.name], self._seeds(kernel.name))
+        seeds = self._seeds(kernel.name)
+        return KernelStep(kernel, self._codes[kernel.name], seeds, self._blocks)
 
 
 class CudaEmulationBackend(Backend):
@@ -140,11 +152,13 @@ class CudaEmulationBackend(Backend):
         orders: how many orders of threads to run each launch in; their results must be the same.
 
     Attributes:
-        segments: whether small kernels may be parts of one, which then has a grid of one block.
+        segments: whether small kernels may be parts of one.
+        blocks: those of such a kernel, at most, which run at the same time.
         one_block: whether those that are short enough are made for one block.
     """
 
     segments: ClassVar[bool] = False
+    blocks: ClassVar[int] = 1
     one_block: ClassVar[bool] = False
     capabilities = replace(CAPABILITIES, capture=False, single_ops=False)
 
@@ -177,7 +191,7 @@ class CudaEmulationBackend(Backend):
         program = lowered.program
         note_kernels(lowered.report, program, lambda call: call.title)
         calls = [*program.calls, *program.prepare]
-        steps = Steps([call.kernel for call in calls], self.orders)
+        steps = Steps([call.kernel for call in calls], self.orders, self.blocks)
         image = build_image(
             ProgramImage[Step], lowered, partial(Step.of_call, lowered, compute_of=steps.compute)
         )
@@ -207,6 +221,12 @@ class CudaSegmentsBackend(CudaEmulationBackend):
     """The same, with segments."""
 
     segments = True
+
+
+class CudaGridsBackend(CudaSegmentsBackend):
+    """The same, with two blocks of each, which wait for one another."""
+
+    blocks = 2
 
 
 class CudaOneBlockBackend(CudaSegmentsBackend):

@@ -67,6 +67,7 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("grid", ctypes.c_int),
         ("block", ctypes.c_int),
+        ("together", ctypes.c_int),
         ("seed", ctypes.c_uint64),
         ("regions", ctypes.POINTER(_Region)),
         ("region_count", ctypes.c_int),
@@ -96,6 +97,7 @@ class EmulatedKernel:
         memory: Sequence[Memory],
         *,
         shared_bytes: int = 0,
+        together: bool = False,
         seeds: Sequence[int] = (0,),
         readable: Sequence[tuple[int, int]] = (),
     ) -> None:
@@ -106,6 +108,8 @@ class EmulatedKernel:
             block: threads of a block.
             memory: the arguments, in order.
             shared_bytes: bytes of dynamic shared memory.
+            together: whether all blocks run at the same time, up to four, and may wait for one
+                another.
             readable: start and size of further memory that it reads, by addresses that it finds.
             seeds: a run for each: the order of blocks and threads is ascending for 0, descending
                 for 1, shuffled for others. All of them have to end with the same bits.
@@ -121,7 +125,7 @@ class EmulatedKernel:
         first: list[_Span] | None = None
         for seed in seeds:
             spans = _apart(memory)
-            self._launch(grid, block, shared_bytes, seed, memory, spans, readable)
+            self._launch(grid, block, shared_bytes, together, seed, memory, spans, readable)
             if first is None:
                 first = spans
                 continue
@@ -141,6 +145,7 @@ class EmulatedKernel:
         grid: int,
         block: int,
         shared_bytes: int,
+        together: bool,
         seed: int,
         memory: Sequence[Memory],
         spans: Sequence[_Span],
@@ -161,6 +166,7 @@ class EmulatedKernel:
             (ctypes.c_void_p * len(addresses))(*addresses),
             grid,
             block,
+            together,
             seed,
             (_Region * len(regions))(*regions),
             len(regions),

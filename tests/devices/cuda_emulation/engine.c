@@ -2,8 +2,9 @@
  *
  * Kernels are compiled with -fsanitize=thread, whose calls before each load and store come here,
  * to __tsan_read4 and its kin: the sanitizer's own runtime is not linked. A launch runs its blocks
- * one after another. Each thread of a block is a fiber, which runs until it waits at a barrier or
- * in a warp operation.
+ * one after another, or all of them by turns. Each thread of a block is a fiber, which runs until it
+ * waits at a barrier or in a warp operation. Blocks that run by turns have the same addresses of
+ * shared memory: what is there is exchanged.
  *
  * What is found: accesses outside of the arguments, misaligned ones, reads of shared memory or of
  * write-only arguments before a write, writes of read-only arguments, data races (two accesses, one
@@ -28,6 +29,8 @@
 #define GUARD_BYTES (16 << 10)
 #define ACCESS_LIMIT (1ull << 34)
 #define MOST_IDLE_ROUNDS 1000
+#define MOST_TOGETHER 4
+#define SHARED_REGIONS 2
 
 EXPORT struct emu_state emu_state;
 EXPORT _Alignas(1024) unsigned char emu_dynamic_shared[EMU_DYNAMIC_SHARED];
@@ -80,10 +83,12 @@ typedef struct {
     uint32_t barrier, sync;
     uint16_t thread;
     uint8_t atomic, copied;
+    uint8_t seen; /* of a read: the block has seen what an atomic has written */
 } Event;
 
+/* Where blocks write the same bits with nothing between, that is no race: there are two writes. */
 typedef struct {
-    Event write, read, other_read;
+    Event write, other_write, read, other_read;
 } Cell;
 
 typedef struct {
@@ -93,32 +98,65 @@ typedef struct {
     Cell *cells;
 } Region;
 
-static struct {
+/* A block that runs, and what it has in shared memory while others do. */
+typedef struct {
     Thread threads[MAX_THREADS];
+    unsigned index;
+    uint64_t number; /* of all blocks that ever ran */
+    int alive;
+    uint32_t barrier; /* barriers that the block has passed */
+    uint32_t sync[MAX_THREADS / LANES];
+    int acquired; /* the block has updated an atomic */
+    int fenced[MAX_THREADS];
+    /* Of blocks that run together: the barriers that this one had passed when it last released, and
+     * those that each other one had when this one acquired. */
+    uint32_t released, known[MOST_TOGETHER];
+    void *shared[SHARED_REGIONS];
+    Cell *cells[SHARED_REGIONS];
+} Block;
+
+/* A write of bits that may be there already. */
+typedef struct {
+    void *pc, *pointer;
+    size_t bytes;
+    unsigned char before[16];
+    const Region *region;
+    uintptr_t at;
+    Event event;
+    const char *did;
+} Pending;
+
+static struct {
+    Block blocks[MOST_TOGETHER], *own;
     int order[MAX_THREADS];
     Thread *now;
-    int thread, block_threads, alive;
+    int thread, block_threads, together;
     Stack scheduler;
     const struct emu_launch *launch;
-    uint64_t first_block, block; /* of the launch, and the present one; they count up for ever */
-    uint32_t barrier;            /* barriers that the block has passed */
-    uint32_t sync[MAX_THREADS / LANES];
+    uint64_t first_block, blocks_before; /* of the launch; they count up for ever */
     unsigned char *published; /* by block of the launch: fenced, then updated an atomic */
-    int acquired;             /* the block has updated an atomic */
-    int fenced[MAX_THREADS];
     Region regions[MAX_REGIONS];
     int region_count;
+    Region *shared[SHARED_REGIONS];
+    int shared_count;
     Region *last;
     uintptr_t image_low, image_high;
     uint64_t accesses;
+    Pending pending; /* if it has bytes */
     int yielded; /* the thread that ran last only waits for others */
+    int stuck;   /* all threads have done so for long */
     int failed;
     void *pc;
     char message[1024];
     uint64_t random;
-} run = {.block = 1};
+} run = {.own = run.blocks, .blocks_before = 1};
 
-static void leave(void) { emu_switch(&run.now->stack, run.scheduler); }
+static void settle(void);
+
+static void leave(void) {
+    settle();
+    emu_switch(&run.now->stack, run.scheduler);
+}
 
 static void fail(void *pc, const char *format, ...) {
     va_list list;
@@ -134,13 +172,15 @@ static void fail(void *pc, const char *format, ...) {
 }
 
 static int ordered(const Event *event, int shared) {
-    if (event->block != run.block) {
+    if (event->block != run.own->number) {
         if (shared || event->block < run.first_block) return 1; /* of an earlier block's memory */
-        return run.acquired && run.published[event->block - run.first_block];
+        uint64_t other = event->block - run.first_block;
+        if (run.together) return event->barrier < run.own->known[other];
+        return run.own->acquired && run.published[other];
     }
-    if (event->copied || event->thread == run.thread || event->barrier < run.barrier) return 1;
+    if (event->copied || event->thread == run.thread || event->barrier < run.own->barrier) return 1;
     int warp = event->thread / LANES;
-    return warp == run.thread / LANES && event->sync < run.sync[warp];
+    return warp == run.thread / LANES && event->sync < run.own->sync[warp];
 }
 
 static Region *find(uintptr_t address) {
@@ -185,12 +225,43 @@ static void race(void *pc, const Region *region, uintptr_t address, const Event 
                  const char *does, const char *did) {
     fail(pc, "data race: %s element %zu of %s, which thread %d of %s has %s with no barrier between",
          does, (size_t)(address - region->low) / region->grain, name_of(region), event->thread,
-         event->block == run.block ? "the same block" : "another block", did);
+         event->block == run.own->number ? "the same block" : "another block", did);
+}
+
+/* Whether a write that blocks had no order for has left all bits as they were. */
+static void settle(void) {
+    Pending *kept = &run.pending;
+    size_t bytes = kept->bytes;
+    kept->bytes = 0;
+    if (bytes && !run.failed && memcmp(kept->pointer, kept->before, bytes))
+        race(kept->pc, kept->region, kept->at, &kept->event, "writes", kept->did);
+}
+
+/* Whether a read of the block has found what an atomic has written. */
+static int has_seen(const Cell *cell, const Event *read, int shared) {
+    int own = read->block == run.own->number && ordered(read, shared);
+    return cell->write.atomic && own && read->seen;
+}
+
+/* Whether a cell may be read: all writes are in order, or the block itself has written what others
+ * write, or has seen in an atomic read what an atomic wrote. */
+static int may_read(const Cell *cell, int shared, int atomic) {
+    const Event *writes[] = {&cell->write, &cell->other_write}, *reads[] = {&cell->read, &cell->other_read};
+    int good = 1;
+    for (int i = 0; i < 2; i++)
+        if (!ordered(writes[i], shared) && !(atomic && writes[i]->atomic)) good = 0;
+    for (int i = 0; i < 2 && !good; i++) {
+        good |= cell->other_write.block && writes[i]->block == run.own->number && ordered(writes[i], shared);
+        good |= has_seen(cell, reads[i], shared);
+    }
+    return good;
 }
 
 static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int atomic) {
     uintptr_t address = (uintptr_t)pointer;
     if (address - (uintptr_t)&emu_state < sizeof emu_state || run.now == NULL) return;
+    settle();
+    if (run.failed) return;
     if (address - (uintptr_t)run.now->bottom < STACK_BYTES) return;
     if (++run.accesses > ACCESS_LIMIT) {
         fail(pc, "does not end: %llu accesses to memory", (unsigned long long)ACCESS_LIMIT);
@@ -212,36 +283,50 @@ static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int
         return;
     }
     int shared = region->flags & EMU_SHARED;
-    Event now = {run.block, run.barrier, run.sync[run.thread / LANES], (uint16_t)run.thread,
-                 (uint8_t)atomic, 0};
+    Event now = {run.own->number, run.own->barrier, run.own->sync[run.thread / LANES],
+                 (uint16_t)run.thread, (uint8_t)atomic, 0, 0};
     size_t first = (address - region->low) / region->grain;
     size_t last = (address + bytes - 1 - region->low) / region->grain;
     for (size_t i = first; i <= last; i++) {
         Cell *cell = &region->cells[i];
         uintptr_t at = region->low + i * region->grain;
-        if (!ordered(&cell->write, shared) && !(atomic && cell->write.atomic)) {
-            race(pc, region, at, &cell->write, does, "written");
-            return;
-        }
         if (!writes || atomic) {
-            uint64_t since = shared ? run.block : run.first_block;
+            uint64_t since = shared ? run.own->number : run.first_block;
             if ((region->flags & EMU_UNSET) && cell->write.block < since) {
                 fail(pc, "reads element %zu of %s, which nothing has written", i, name_of(region));
                 return;
             }
         }
         if (!writes) {
-            Event *kept = &cell->read;
-            if (kept->thread != now.thread && !ordered(kept, shared)) kept = &cell->other_read;
+            if (!may_read(cell, shared, atomic)) {
+                const Event *event = ordered(&cell->write, shared) ? &cell->other_write : &cell->write;
+                race(pc, region, at, event, does, "written");
+                return;
+            }
+            Event *kept = &cell->read, *other = &cell->other_read;
+            now.seen = atomic || has_seen(cell, kept, shared) || has_seen(cell, other, shared);
+            int same_thread = kept->thread == now.thread && kept->block == now.block;
+            if (!same_thread && !ordered(kept, shared)) kept = other;
             *kept = now;
             continue;
         }
-        const Event *reads[] = {&cell->read, &cell->other_read};
-        for (int r = 0; r < 2; r++)
-            if (!ordered(reads[r], shared)) {
-                race(pc, region, at, reads[r], does, "read");
-                return;
+        const Event *before[] = {&cell->write, &cell->other_write, &cell->read, &cell->other_read};
+        int same = 0; /* bits are to be the same */
+        for (int e = 0; e < 4; e++) {
+            const Event *event = before[e];
+            if (ordered(event, shared) || (atomic && event->atomic)) continue;
+            const char *did = e < 2 ? "written" : "read";
+            if (run.together && !atomic && event->block != now.block && bytes <= 16) {
+                run.pending = (Pending){pc, pointer, bytes, {0}, region, at, *event, did};
+                memcpy(run.pending.before, pointer, bytes);
+                same = 1;
+                continue;
             }
+            race(pc, region, at, event, does, did);
+            return;
+        }
+        if (same && cell->write.block != now.block) cell->other_write = cell->write;
+        if (!same) *cell = (Cell){{0}, {0}, {0}, {0}};
         cell->write = now;
     }
 }
@@ -260,14 +345,46 @@ EXPORT void __tsan_init(void) {}
 EXPORT void __tsan_read_range(void *p, size_t bytes) { access_memory(PC, p, bytes, 0, 0); }
 EXPORT void __tsan_write_range(void *p, size_t bytes) { access_memory(PC, p, bytes, 1, 0); }
 
-EXPORT void emu_fence(void) { run.fenced[run.thread] = 1; }
+/* What this block did before its last barrier is ordered before what other blocks do once they have
+ * acquired it. */
+static void release(void) { run.own->released = run.own->barrier; }
+static void acquire(void) {
+    for (int i = 0; run.together && i < run.launch->grid; i++)
+        run.own->known[run.blocks[i].number - run.first_block] = run.blocks[i].released;
+}
+
+#define RELEASES(order) ((order) == __ATOMIC_RELEASE || (order) >= __ATOMIC_ACQ_REL)
+#define ACQUIRES(order) ((order) == __ATOMIC_ACQUIRE || (order) >= __ATOMIC_ACQ_REL)
+#define ATOMIC(bits)                                                                               \
+    EXPORT uint##bits##_t __tsan_atomic##bits##_load(const uint##bits##_t *p, int order) {         \
+        access_memory(PC, (void *)p, bits / 8, 0, 1);                                              \
+        if (ACQUIRES(order)) acquire();                                                            \
+        return *p;                                                                                 \
+    }                                                                                              \
+    EXPORT void __tsan_atomic##bits##_store(uint##bits##_t *p, uint##bits##_t value, int order) {  \
+        access_memory(PC, p, bits / 8, 1, 1);                                                      \
+        if (RELEASES(order)) release();                                                            \
+        *p = value;                                                                                \
+    }                                                                                              \
+    EXPORT uint##bits##_t __tsan_atomic##bits##_fetch_add(uint##bits##_t *p, uint##bits##_t value, \
+                                                          int order) {                             \
+        access_memory(PC, p, bits / 8, 1, 1);                                                      \
+        if (ACQUIRES(order)) acquire();                                                            \
+        if (RELEASES(order)) release();                                                            \
+        uint##bits##_t before = *p;                                                                \
+        *p += value;                                                                               \
+        return before;                                                                             \
+    }
+ATOMIC(16) ATOMIC(32) ATOMIC(64)
+
+EXPORT void emu_fence(void) { run.own->fenced[run.thread] = 1; }
 
 EXPORT void emu_atomic(void *p, size_t bytes) {
     access_memory(PC, p, bytes, 1, 1);
     /* Between a fence and here, the thread's block has made its writes visible; what other blocks
      * have published by now is visible to this one. Barriers carry both to the other threads. */
-    if (run.fenced[run.thread]) run.published[run.block - run.first_block] = 1;
-    run.acquired = 1;
+    if (run.own->fenced[run.thread]) run.published[run.own->number - run.first_block] = 1;
+    run.own->acquired = 1;
 }
 
 EXPORT void emu_fail(const char *problem) { fail(PC, "%s", problem); }
@@ -298,6 +415,7 @@ EXPORT uint64_t emu_barrier(int site, uint64_t value) {
 
 /* Lets the other threads of the block go on. */
 EXPORT void emu_yield(void) {
+    if (run.stuck) fail(PC, "waits for what never comes");
     run.yielded = 1;
     leave();
 }
@@ -312,7 +430,8 @@ EXPORT void emu_copy(void *to, const void *from, size_t bytes) {
     }
     size_t first = ((uintptr_t)to - region->low) / region->grain;
     size_t last = ((uintptr_t)to + bytes - 1 - region->low) / region->grain;
-    for (size_t i = first; i <= last; i++) region->cells[i].write = (Event){run.block, .copied = 1};
+    for (size_t i = first; i <= last; i++)
+        region->cells[i].write = (Event){run.own->number, .copied = 1};
     memcpy(to, from, bytes);
 }
 
@@ -334,16 +453,16 @@ EXPORT uint64_t emu_warp(int kind, int site, uint32_t mask, uint64_t value, int 
 static int release_warp(int first) {
     int lanes = run.block_threads - first < LANES ? run.block_threads - first : LANES, done = 0;
     uint64_t values[LANES];
-    for (int i = 0; i < lanes; i++) values[i] = run.threads[first + i].value;
+    for (int i = 0; i < lanes; i++) values[i] = run.own->threads[first + i].value;
     uint32_t all = lanes == LANES ? ~0u : (1u << lanes) - 1;
     for (int i = 0; i < lanes; i++) {
-        Thread *head = &run.threads[first + i];
+        Thread *head = &run.own->threads[first + i];
         if (head->waiting != IN_WARP) continue;
         uint32_t mask = head->mask & all;
         int there = 1;
         uint32_t votes = 0;
         for (int l = 0; l < lanes && there; l++) {
-            const Thread *lane = &run.threads[first + l];
+            const Thread *lane = &run.own->threads[first + l];
             if (!(mask >> l & 1)) continue;
             there = lane->waiting == IN_WARP && lane->site == head->site &&
                     lane->kind == head->kind && (lane->mask & all) == mask;
@@ -351,7 +470,7 @@ static int release_warp(int first) {
         }
         if (!there) continue;
         for (int l = 0; l < lanes; l++) {
-            Thread *lane = &run.threads[first + l];
+            Thread *lane = &run.own->threads[first + l];
             if (!(mask >> l & 1)) continue;
             lane->waiting = RUNS;
             if (lane->kind == EMU_BALLOT) lane->value = votes;
@@ -367,42 +486,42 @@ static int release_warp(int first) {
             }
             lane->value = values[lane->source];
         }
-        if (head->kind == EMU_SYNC && mask == all) run.sync[first / LANES]++;
+        if (head->kind == EMU_SYNC && mask == all) run.own->sync[first / LANES]++;
         done = 1;
     }
     return done;
 }
 
 static int release_barrier(void) {
-    const Thread *head = &run.threads[0];
+    const Thread *head = &run.own->threads[0];
     int members = head->waiting == AT_BARRIER ? head->members : 0;
     uint64_t count = 0;
     for (int i = 0; i < members; i++) {
-        const Thread *thread = &run.threads[i];
+        const Thread *thread = &run.own->threads[i];
         if (thread->waiting != AT_BARRIER || thread->site != head->site) return 0;
         if (thread->members != members) return 0;
         count += thread->value;
     }
     if (members == 0) return 0;
     for (int i = 0; i < members; i++) {
-        run.threads[i].waiting = RUNS;
-        run.threads[i].value = count;
+        run.own->threads[i].waiting = RUNS;
+        run.own->threads[i].value = count;
     }
-    run.barrier++;
+    run.own->barrier++;
     return 1;
 }
 
 static void describe_divergence(void) {
     static const char *const states[] = {"runs", "waits at a barrier", "waits in a warp operation",
                                          "has ended"};
-    const Thread *a = &run.threads[0], *b = a;
+    const Thread *a = &run.own->threads[0], *b = a;
     for (int i = 1; i < run.block_threads && a == b; i++) {
-        const Thread *t = &run.threads[i];
+        const Thread *t = &run.own->threads[i];
         if (t->waiting != a->waiting || t->site != a->site) b = t;
     }
     run.now = NULL;
     fail(NULL, "divergent barrier in block %u: thread 0 %s (number %d), thread %d %s (number %d)",
-         emu_state.block.x, states[a->waiting], a->site, (int)(b - run.threads), states[b->waiting],
+         emu_state.block.x, states[a->waiting], a->site, (int)(b - run.own->threads), states[b->waiting],
          b->site);
 }
 
@@ -413,7 +532,7 @@ static void fiber_main(void) {
         run.launch->call(run.launch->arguments);
         run.now->waiting = ENDED;
         run.now->site = 0;
-        run.alive--;
+        run.own->alive--;
         leave();
     }
 }
@@ -453,40 +572,75 @@ static void arrange(int *order, int n, uint64_t seed) {
     }
 }
 
-static void run_block(void) {
-    run.barrier = 0;
-    run.acquired = 0;
-    memset(run.sync, 0, sizeof run.sync);
-    memset(run.fenced, 0, sizeof run.fenced);
-    for (int i = 0; i < run.block_threads; i++) run.threads[i].waiting = RUNS;
-    run.alive = run.block_threads;
-    int idle = 0; /* rounds in which threads only waited for others */
-    while (run.alive) {
-        int progress = 0, yields = 0;
-        for (int i = 0; i < run.block_threads; i++) {
-            int number = run.order[i];
-            Thread *thread = &run.threads[number];
-            if (thread->waiting != RUNS) continue;
-            run.yielded = 0;
-            run.now = thread;
-            run.thread = number;
-            emu_state.thread.x = (unsigned)number;
-            emu_switch(&run.scheduler, thread->stack);
-            if (run.failed) return;
-            progress |= !run.yielded;
-            yields |= run.yielded;
+/* Lets a block run; what other blocks have in shared memory is kept. */
+static void enter(Block *block) {
+    emu_state.block.x = block->index;
+    if (block == run.own) return;
+    for (int i = 0; i < run.shared_count; i++) {
+        Region *region = run.shared[i];
+        size_t bytes = region->high - region->low;
+        memcpy(run.own->shared[i], (void *)region->low, bytes);
+        memcpy((void *)region->low, block->shared[i], bytes);
+        region->cells = block->cells[i];
+    }
+    run.own = block;
+}
+
+static void start_block(Block *block, unsigned index) {
+    block->index = index;
+    block->number = run.blocks_before++;
+    block->barrier = block->released = 0;
+    block->acquired = 0;
+    memset(block->known, 0, sizeof block->known);
+    memset(block->sync, 0, sizeof block->sync);
+    memset(block->fenced, 0, sizeof block->fenced);
+    for (int i = 0; i < run.block_threads; i++) block->threads[i].waiting = RUNS;
+    block->alive = run.block_threads;
+}
+
+/* Lets each thread of the block that can go on do so. Returns whether any did more than wait. */
+static int run_round(void) {
+    int progress = 0, yields = 0;
+    for (int i = 0; i < run.block_threads; i++) {
+        int number = run.order[i];
+        Thread *thread = &run.own->threads[number];
+        if (thread->waiting != RUNS) continue;
+        run.yielded = 0;
+        run.now = thread;
+        run.thread = number;
+        emu_state.thread.x = (unsigned)number;
+        emu_switch(&run.scheduler, thread->stack);
+        if (run.failed) return 0;
+        progress |= !run.yielded;
+        yields |= run.yielded;
+    }
+    run.now = NULL;
+    for (int first = 0; first < run.block_threads; first += LANES) {
+        progress |= release_warp(first);
+        if (run.failed) return 0;
+    }
+    progress |= release_barrier();
+    if (!progress && !yields && run.own->alive) describe_divergence();
+    return progress;
+}
+
+/* Runs blocks that may wait for one another until all have ended. */
+static void run_blocks(int count) {
+    int idle = 0; /* turns in which threads only waited for others */
+    for (int alive = count; alive && !run.failed;) {
+        int progress = 0;
+        alive = 0;
+        for (int i = 0; i < count && !run.failed; i++) {
+            if (!run.blocks[i].alive) continue;
+            enter(&run.blocks[i]);
+            while (run.own->alive && !run.failed && run_round()) {
+                progress = 1;
+                if (run.launch->seed > 1 && count > 1 && random_below(4) == 0) break;
+            }
+            alive += run.own->alive != 0;
         }
-        run.now = NULL;
-        for (int first = 0; first < run.block_threads; first += LANES) {
-            progress |= release_warp(first);
-            if (run.failed) return;
-        }
-        progress |= release_barrier();
         idle = progress ? 0 : idle + 1;
-        if (!progress && run.alive && (!yields || idle > MOST_IDLE_ROUNDS)) {
-            describe_divergence();
-            return;
-        }
+        run.stuck = idle > MOST_IDLE_ROUNDS;
     }
 }
 
@@ -500,7 +654,7 @@ static void on_signal(int number) {
                                 : "overflows the stack, or reads a wild address");
 }
 
-static int prepare_regions(const struct emu_launch *launch) {
+static int prepare_regions(const struct emu_launch *launch, int blocks) {
     static Cell *cells;
     static size_t room;
     size_t needed = 0;
@@ -511,7 +665,9 @@ static int prepare_regions(const struct emu_launch *launch) {
         Region *region = &run.regions[i];
         *region = (Region){(uintptr_t)given->start, (uintptr_t)given->start + given->bytes,
                            given->grain, given->flags, NULL};
-        if (given->flags & EMU_WRITTEN) needed += (given->bytes + given->grain - 1) / given->grain;
+        size_t own = (given->bytes + given->grain - 1) / given->grain;
+        int shared = (given->flags & EMU_SHARED) != 0;
+        if (given->flags & EMU_WRITTEN) needed += own * (shared ? blocks : 1);
     }
     if (needed > room) {
         if (cells) munmap(cells, room * sizeof(Cell));
@@ -524,11 +680,25 @@ static int prepare_regions(const struct emu_launch *launch) {
         }
     }
     size_t used = 0;
+    run.shared_count = 0;
     for (int i = 0; i < launch->region_count; i++) {
         Region *region = &run.regions[i];
         if (!(region->flags & EMU_WRITTEN)) continue;
+        size_t own = (region->high - region->low + region->grain - 1) / region->grain;
         region->cells = cells + used;
-        used += (region->high - region->low + region->grain - 1) / region->grain;
+        used += own;
+        if (!(region->flags & EMU_SHARED) || blocks == 1) continue;
+        if (run.shared_count == SHARED_REGIONS) return -1;
+        run.shared[run.shared_count] = region;
+        for (int b = 0; b < blocks; b++) {
+            Block *block = &run.blocks[b];
+            block->cells[run.shared_count] = b ? cells + used : region->cells;
+            used += b ? own : 0;
+            free(block->shared[run.shared_count]);
+            block->shared[run.shared_count] = calloc(region->high - region->low + 1, 1);
+            if (block->shared[run.shared_count] == NULL) return -1;
+        }
+        run.shared_count++;
     }
     run.last = NULL;
     return 0;
@@ -552,8 +722,15 @@ EXPORT int emu_launch(const struct emu_launch *launch) {
     run.random = launch->seed;
     run.image_low = (uintptr_t)launch->image_low;
     run.image_high = (uintptr_t)launch->image_high;
-    int failed = prepare_regions(launch);
-    for (int i = 0; i < launch->block && !failed; i++) failed = make_fiber(&run.threads[i]);
+    run.together = launch->together;
+    run.pending.bytes = 0;
+    run.stuck = 0;
+    run.own = run.blocks;
+    int blocks_at_once = launch->together ? launch->grid : 1;
+    int failed = blocks_at_once > MOST_TOGETHER || prepare_regions(launch, blocks_at_once);
+    for (int b = 0; b < blocks_at_once && !failed; b++)
+        for (int i = 0; i < launch->block && !failed; i++)
+            failed = make_fiber(&run.blocks[b].threads[i]);
     unsigned char *published = calloc(launch->grid, 1);
     int *blocks = malloc(launch->grid * sizeof *blocks);
     if (failed || published == NULL || blocks == NULL) {
@@ -574,10 +751,11 @@ EXPORT int emu_launch(const struct emu_launch *launch) {
     emu_state.grid_size = (struct emu_index){(unsigned)launch->grid, 1, 1};
     arrange(blocks, launch->grid, launch->seed);
     arrange(run.order, launch->block, launch->seed);
-    run.first_block = run.block;
-    for (int i = 0; i < launch->grid && !run.failed; i++, run.block++) {
-        emu_state.block.x = (unsigned)blocks[i];
-        run_block();
+    run.first_block = run.blocks_before;
+    for (int i = 0; i < launch->grid && !run.failed; i += blocks_at_once) {
+        for (int b = 0; b < blocks_at_once; b++)
+            start_block(&run.blocks[b], (unsigned)blocks[i + b]);
+        run_blocks(blocks_at_once);
     }
     run.now = NULL;
     sigaction(SIGFPE, &division_before, NULL);

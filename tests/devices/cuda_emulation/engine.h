@@ -37,6 +37,7 @@ struct emu_launch {
     void (*call)(void **arguments);
     void **arguments;
     int grid, block;
+    int together; /* whether all blocks run at the same time, and may wait for one another */
     uint64_t seed;
     const struct emu_region *regions; /* the arguments', then those of shared memory */
     int region_count;

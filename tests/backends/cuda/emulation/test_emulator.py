@@ -65,6 +65,41 @@ BODIES = {
         int up = __shfl_up_sync(~0u, int(threadIdx.x), 2, 8);
         double down = __shfl_down_sync(~0u, double(threadIdx.x), 1);
         y[threadIdx.x] = (odd == 0xaaaaaaaau) + 2 * any + 4 * all + 8 * up + 1000 * float(down);""",
+    "passes_a_flag": """
+        unsigned* const flags = (unsigned*)y + 32;
+        __shared__ float own;
+        if (threadIdx.x == 1) y[blockIdx.x] = own = x[blockIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __atomic_fetch_add(flags, 1u, __ATOMIC_RELEASE);
+            while (__atomic_load_n(flags, __ATOMIC_ACQUIRE) < gridDim.x) __nanosleep(0);
+            y[8 + blockIdx.x] = own + 10 * y[(blockIdx.x + 1) % gridDim.x];
+        }""",
+    "passes_a_value": """
+        int* const to = (int*)y + blockIdx.x, *const from = (int*)y + (blockIdx.x + 1) % gridDim.x;
+        if (threadIdx.x == 0) {
+            __atomic_store_n(to, int(x[blockIdx.x]) + 1, __ATOMIC_RELAXED);
+            while (__atomic_load_n(from, __ATOMIC_RELAXED) == 0) __nanosleep(0);
+            y[8 + blockIdx.x] = *from;
+        }""",
+    "passes_nothing_along": """
+        unsigned* const flags = (unsigned*)y + 32;
+        if (threadIdx.x == 1) y[blockIdx.x] = x[blockIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __atomic_fetch_add(flags, 1u, __ATOMIC_RELAXED);
+            while (__atomic_load_n(flags, __ATOMIC_RELAXED) < gridDim.x) __nanosleep(0);
+            y[8 + blockIdx.x] = y[(blockIdx.x + 1) % gridDim.x];
+        }""",
+    "writes_the_same": """
+        y[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 0) y[32 + blockIdx.x] = y[5] + y[7];""",
+    "writes_its_own": "if (threadIdx.x == 0) y[0] = blockIdx.x;",
+    "waits_for_ever": """
+        int* const other = (int*)y + 1 - blockIdx.x;
+        if (threadIdx.x == 0)
+            while (__atomic_load_n(other, __ATOMIC_RELAXED) == 0) __nanosleep(0);""",
     "has_dynamic_memory": """
         extern __shared__ __align__(16) unsigned char bytes[];
         float* s = (float*)bytes;
@@ -153,6 +188,34 @@ def test_blocks_publish_by_a_fence_and_an_atomic() -> None:
     assert y[61] == 10
     with pytest.raises(EmulationError, match=r"data race: .* of another block"):
         launch("reads_unpublished", y, x, grid=5, block=32)
+
+
+def test_blocks_that_run_together_pass_flags_and_values() -> None:
+    x = np.arange(1, 65, dtype=np.float32)
+    for seeds in ((0, 1, 2), (3,)):
+        y = np.zeros(64, np.float32)
+        launch("passes_a_flag", y, x, grid=3, block=32, together=True, seeds=seeds, reads=True)
+        assert y[8:11].tolist() == [21, 32, 13]
+        y = np.zeros(64, np.float32)
+        launch("passes_a_value", y, x, grid=2, block=32, together=True, seeds=seeds, reads=True)
+        assert y[8:10].tolist() == [3, 2]
+        y = np.zeros(64, np.float32)
+        launch("writes_the_same", y, x, grid=2, block=32, together=True, seeds=seeds, reads=True)
+        assert y[32:34].tolist() == [14, 14]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("passes_nothing_along", r"data race: reads .* of another block has written"),
+        ("writes_its_own", r"data race: writes .* of another block has written"),
+        ("waits_for_ever", "waits for what never comes"),
+    ],
+)
+def test_faults_of_blocks_that_run_together(name: str, problem: str) -> None:
+    x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
+    with pytest.raises(EmulationError, match=f"{name}: {problem}"):
+        launch(name, y, x, grid=2, block=32, together=True, reads=True)
 
 
 def test_votes_and_shuffles() -> None:

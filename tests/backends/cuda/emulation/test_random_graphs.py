@@ -15,6 +15,7 @@ CHUNK = 100
 @pytest.mark.skipif(COMPILER is None, reason="needs gcc and g++")
 @pytest.mark.parametrize("first", range(0, 1000, CHUNK))
 def test_random_graphs(first: int) -> None:
-    stage = Suites(Settings("cudasegments", graphs=CHUNK, first=first)).fuzz()
+    device = ("cudasegments", "cudagrids")[first // CHUNK % 2]
+    stage = Suites(Settings(device, graphs=CHUNK, first=first)).fuzz()
     assert stage.good, f"{stage.problem}\n{stage.failures}"
     assert stage.passed == CHUNK

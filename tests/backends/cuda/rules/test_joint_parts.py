@@ -29,7 +29,7 @@ SM_90 = CudaTarget.of_arch("sm_90")
 
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
-    return open_session("cudasegments")
+    return open_session("cudagrids")
 
 
 def segment_of(compiled: ost.CompiledGraph) -> Segment:

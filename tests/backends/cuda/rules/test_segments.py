@@ -1,4 +1,4 @@
-"""Segments: small kernels as parts of one, in the emulator, against the oracle."""
+"""Segments: small kernels as parts of one, in the emulator of two blocks, against the oracle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
-    return open_session("cudasegments")
+    return open_session("cudagrids")
 
 
 def segments_of(compiled: ost.CompiledGraph) -> list[Segment]:
@@ -582,6 +582,26 @@ def test_several_rows_go_from_part_to_part_without_barriers(
     assert ("ost::settled(early" in text) is (rows * width > 8 << 10)
     for arch in ("sm_80", "sm_90"):
         compile_text(segment.source(CudaTarget.of_arch(arch)), arch)
+
+
+def test_blocks_that_share_a_norm_all_take_its_weights_from_the_ring(session: ost.Session) -> None:
+    """The first norm is every block's; of the last one, the same code, each has some rows."""
+    d = Draw(ost.Graph("norms"), np.random.default_rng(21))
+    g, x, width = d.g, d.of((5, 512), "float32"), 512
+    gain = g.param("gain", (width,), "float32", value=d.rng.uniform(0.5, 1.5, width).astype("f4"))
+    for number in range(2):
+        made = d.rng.standard_normal((2, 64, width)).astype("f4") / 16
+        down, up = (
+            g.param(f"w{number}{i}", m.shape, "float32", value=m) for i, m in enumerate(made)
+        )
+        x = g.matmul(g.matmul(g.rms_norm(x, gain), g.permute_dims(down, (1, 0))), up)
+    g.set_outputs([g.rms_norm(x, gain)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    norms = [p for p in segments_of(session.compile(g))[0].parts if len(p.arguments) == 3]
+    norms = [part for part in norms if type(part.kernel) is CudaLoopNest]
+    assert norms[1].everywhere
+    assert not norms[2].everywhere
+    assert norms[1].kernel.name == norms[2].kernel.name
 
 
 def test_values_that_do_not_fit_in_a_block_stay_in_memory(session: ost.Session) -> None:

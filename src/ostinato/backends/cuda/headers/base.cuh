@@ -116,6 +116,14 @@ inline unsigned computing_threads() {
 inline void waited_in_vain(const char*) { __trap(); }
 #endif
 
+// Called after each look at what a thread waits for; it may not wait for ever.
+inline void looked([[maybe_unused]] bool there, unsigned& looks, const char* what) {
+#ifndef __CUDA_ARCH__
+    if (!there) __nanosleep(0);
+#endif
+    if (++looks == 1u << 24) waited_in_vain(what);
+}
+
 // Waits until all kernels in front of this one have ended, where it may start before. From then on
 // the next one may start, once all blocks of this one run: it waits here for the end of this one.
 inline void wait_for_earlier_kernels() {

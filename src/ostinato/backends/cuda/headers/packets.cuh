@@ -20,13 +20,33 @@ inline bool are_there(Word word) {
 }
 
 // Loads and stores that see, and are seen by, other blocks.
+#ifndef __CUDA_ARCH__
+template <class T>
+inline T relaxed_load(const T* from) {
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+template <int Count>
+inline vector<unsigned, Count> relaxed_load(const vector<unsigned, Count>* from) {
+    vector<unsigned, Count> found;
+    for (int i = 0; i < Count; i++) found.at[i] = relaxed_load(&from->at[i]);
+    return found;
+}
+template <class T>
+inline void relaxed_store(T* to, T value) {
+    __atomic_store_n(to, value, __ATOMIC_RELAXED);
+}
+template <int Count>
+inline void relaxed_store(vector<unsigned, Count>* to, const vector<unsigned, Count>& value) {
+    for (int i = 0; i < Count; i++) relaxed_store(&to->at[i], value.at[i]);
+}
+#endif
 inline unsigned short load_packets(const unsigned short* from) {
 #ifdef __CUDA_ARCH__
     unsigned short found;
     asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(found) : "l"(from) : "memory");
     return found;
 #else
-    return *from;
+    return relaxed_load(from);
 #endif
 }
 inline unsigned load_packets(const unsigned* from) {
@@ -35,7 +55,7 @@ inline unsigned load_packets(const unsigned* from) {
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(from) : "memory");
     return found;
 #else
-    return *from;
+    return relaxed_load(from);
 #endif
 }
 inline vector<unsigned, 2> load_packets(const vector<unsigned, 2>* from) {
@@ -47,7 +67,7 @@ inline vector<unsigned, 2> load_packets(const vector<unsigned, 2>* from) {
                  : "memory");
     return found;
 #else
-    return *from;
+    return relaxed_load(from);
 #endif
 }
 inline vector<unsigned, 4> load_packets(const vector<unsigned, 4>* from) {
@@ -59,7 +79,7 @@ inline vector<unsigned, 4> load_packets(const vector<unsigned, 4>* from) {
                  : "memory");
     return found;
 #else
-    return *from;
+    return relaxed_load(from);
 #endif
 }
 template <class T, int Count>
@@ -74,7 +94,7 @@ inline void store_packets(unsigned* packets, unsigned words) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(packets), "r"(words) : "memory");
 #else
-    *packets = words;
+    relaxed_store(packets, words);
 #endif
 }
 inline void store_packets(vector<unsigned, 2>* packets, const vector<unsigned, 2>& words) {
@@ -83,7 +103,7 @@ inline void store_packets(vector<unsigned, 2>* packets, const vector<unsigned, 2
                  "r"(words.at[1])
                  : "memory");
 #else
-    *packets = words;
+    relaxed_store(packets, words);
 #endif
 }
 inline void store_packets(vector<unsigned, 4>* packets, const vector<unsigned, 4>& words) {
@@ -92,7 +112,7 @@ inline void store_packets(vector<unsigned, 4>* packets, const vector<unsigned, 4
                  "r"(words.at[0]), "r"(words.at[1]), "r"(words.at[2]), "r"(words.at[3])
                  : "memory");
 #else
-    *packets = words;
+    relaxed_store(packets, words);
 #endif
 }
 
@@ -107,7 +127,7 @@ inline void store_packet(unsigned short* packet, unsigned short element) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(packet), "h"(element) : "memory");
 #else
-    *packet = element;
+    relaxed_store(packet, element);
 #endif
 }
 inline void store_packet(float* packet, float element) {
@@ -115,7 +135,7 @@ inline void store_packet(float* packet, float element) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(packet), "f"(element) : "memory");
 #else
-    *packet = element;
+    relaxed_store((unsigned*)packet, bits_as<unsigned>(element));
 #endif
 }
 
@@ -131,7 +151,7 @@ inline Word await_packets(const Word* from) {
     unsigned polls = 0;
 #pragma unroll 1
     while (!are_there<T>(found)) {
-        if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+        looked(false, polls, "values of other blocks");
         found = load_packets(from);
     }
     return found;
@@ -163,6 +183,15 @@ struct inbox {
     }
     inbox operator+(long long i) const { return inbox(packets + i); }
 };
+
+// A copy of packets in four bytes, some of which may not be there yet.
+inline void copy_packets(void* shared, const void* packets) {
+#ifdef __CUDA_ARCH__
+    copy_word(shared, packets);
+#else
+    *(unsigned*)shared = relaxed_load((const unsigned*)packets);
+#endif
+}
 
 // An element that was copied before it was needed; it is waited for if it was not there then.
 template <class T>
@@ -228,7 +257,7 @@ inline void await_row(pack<T, Count> (&row)[Packs], const T* packets, int first)
         }
 #pragma unroll
         for (int i = 0; i < Packs * each; ++i) complete &= are_there<T>(found[i / each][i % each]);
-        if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+        looked(complete, polls, "values of other blocks");
     } while (!complete);
 #pragma unroll
     for (int i = 0; i < Packs; ++i) memcpy(row[i].at, found[i], sizeof found[i]);
@@ -273,7 +302,7 @@ inline void load_apart(T (&found)[Count], T (&pair)[2], inbox<T> first, inbox<T>
             packets[i] = load_packets(i < Count ? elements + i * Step : others + (i - Count));
 #pragma unroll
         for (int i = 0; i < Count + 2; i++) complete &= are_there<T>(packets[i]);
-        if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+        looked(complete, polls, "values of other blocks");
     } while (!complete);
 #pragma unroll
     for (int i = 0; i < Count; i++) found[i] = bits_as<T>(packets[i]);
@@ -310,7 +339,7 @@ inline void receive_packets(From from, Put put) {
             }
 #pragma unroll
             for (int i = 0; i < batch; i++) complete &= are_there<T>(found[i]);
-            if (++polls == 1u << 24) waited_in_vain("values of other blocks");
+            looked(complete, polls, "values of other blocks");
         } while (!complete);
 #pragma unroll
         for (int i = 0; i < batch; i++) {

@@ -62,26 +62,30 @@ inline const void* in_global_memory(const void* pointer) {
 // seen by every block that waited for it.
 static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {
     OST_SYNC();
-#ifdef __CUDA_ARCH__
     if (threadIdx.x == 0) {
+#ifdef __CUDA_ARCH__
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+#else
+        __atomic_fetch_add(arrived, 1u, __ATOMIC_RELEASE);
+#endif
         const waiting timed(&waits::values);
         unsigned found = 0, polls = 0;
         do {
+#ifdef __CUDA_ARCH__
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");
-            if (++polls == 1u << 24) waited_in_vain("other blocks");
+#else
+            found = __atomic_load_n(arrived, __ATOMIC_ACQUIRE);
+#endif
+            looked(found >= awaited, polls, "other blocks");
         } while (found < awaited);
     }
-#endif
     OST_SYNC();
 }
 
 // The last block to arrive leaves the count at 0, for the next kernel.
 static OST_APART void arrive_last(unsigned* arrived, unsigned awaited) {
-#ifdef __CUDA_ARCH__
     OST_SYNC();
-    if (threadIdx.x == 0 && atomicAdd(arrived, 1u) == awaited - 1) *arrived = 0;
-#endif
+    if (threadIdx.x == 0 && atomicAdd(arrived, 1u) == awaited - 1) atomicExch(arrived, 0u);
 }
 
 }  // namespace ost

@@ -101,7 +101,8 @@ class EarlyElements:
             for number, found in enumerate(self._found):
                 if found.rows == rows:
                     source = f"b{found.load.buffer}" + ".packets" * found.polled
-                    copy = f"ost::copy_word(early{number}[turn] + i, {source} + "
+                    what = "packets" if found.polled else "word"
+                    copy = f"ost::copy_{what}(early{number}[turn] + i, {source} + "
                     first = "if (i % 2 == 0) " if found.load.dtype.itemsize < _WORD else ""
                     point.writer.line(f"{first}{copy}{point.index(found.load.index)});")
             elements = each(self._tiles * rows * self._width)

@@ -153,7 +153,7 @@ def _brought(layout: SegmentLayout, function: SegmentFunction) -> list[str]:
     start = f"(const unsigned char*)at[record[{ARGUMENTS + operand.argument}]] + {operand.offset}"
     return [
         f"            case {function.number}:",
-        "                if (own.x == 0 && ost::is_chosen())",
+        "                if (own.x < all.x && ost::is_chosen())",
         f"                    filled.fetch_bytes({start}, {operand.nbytes});",
         "                continue;",
     ]
