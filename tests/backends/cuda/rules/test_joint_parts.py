@@ -21,6 +21,7 @@ from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
+from tests.devices.cuda_emulation import backend
 from tests.devices.registered import open_session
 
 APART = ost.CompileOptions(joint_parts=False)
@@ -248,3 +249,13 @@ def test_products_of_the_same_rows_without_a_ring(session: ost.Session) -> None:
     parts = segment_of(session.compile(g)).parts
     (joint,) = (part for part in parts if isinstance(part.kernel, JointProducts))
     assert not joint.streams
+
+
+def test_blocks_without_a_tile_of_any_product_fetch_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "TARGET", replace(backend.TARGET, multiprocessors=4))
+    monkeypatch.setattr(backend.CudaGridsBackend, "blocks", 4)
+    d = Draw(ost.Graph("few"), np.random.default_rng(8))
+    g, x = d.g, d.of((1, 1536), "bfloat16")
+    found = projected(g, g.silu(x), [8, 16])
+    g.set_outputs(projected(g, g.concat([*found, *found, *found], axis=1), [64, 64]))
+    check_against_oracle(g, d.arrays, [(open_session("cudagrids"), ost.CompileOptions())])

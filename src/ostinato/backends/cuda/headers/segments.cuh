@@ -43,8 +43,8 @@ inline unsigned counted_from(unsigned first, unsigned block) {
 #endif
 }
 
-// The first number from that many on which a block has where blocks take numbers by turns, counted
-// from there.
+// Where blocks take numbers by turns: the first one of a block from that many on, counted from there.
+// Of blocks that are more than all numbers, one without any finds one behind them.
 inline unsigned counted_on(place own, place all, unsigned before) {
     const unsigned behind = before % all.x;
     return own.x >= behind ? own.x - behind : own.x + all.x - behind;

@@ -123,8 +123,6 @@ def _streamed(layout: SegmentLayout, function: SegmentFunction) -> list[str]:
     for number, stream in enumerate(function.streams):
         chosen = f"those = {{{', '.join(_fields(stream))}}};"
         if len(function.streams) > 1:
-            if number == 0:
-                lines.append("                if (own.x >= all.x) continue;")
             chosen = f"{{ {chosen} start.x = ost::counted_on(own, all, {before}); }}"
             chosen = f"if (wanted % {layout.most_streams} == {number}) {chosen}"
         lines.append(f"                {chosen}")
