@@ -112,10 +112,20 @@ def _emulate(
         given.append(Memory(f"b{number}", array, reads or writes, writes))
     memory(variables)
     block = memory_at(variables - 8 * HEADER_WORDS, "u8", HEADER_WORDS + words)
-    given.append(Memory("vars", block, start=HEADER_WORDS))
-    grid = 1 if launch.cooperative else launch.grid  # blocks run one after the other
+    if launch.cooperative:  # its blocks count themselves there, and leave what they found
+        given.append(Memory("vars", block.copy(), writes=True, start=HEADER_WORDS))
+    else:
+        given.append(Memory("vars", block, start=HEADER_WORDS))
+    grid = 1 if launch.cooperative else launch.grid
     readable = [memory(int(given[table].array[0]))] if table >= 0 else []  # all are in one block
-    code.run(grid, launch.block, given, shared_bytes=launch.shared_bytes, readable=readable)
+    code.run(
+        grid,
+        launch.block,
+        given,
+        shared_bytes=launch.shared_bytes,
+        together=launch.cooperative,
+        readable=readable,
+    )
 
 
 class CudaHostBackend(CudaBackend):
