@@ -246,15 +246,15 @@ static int has_seen(const Cell *cell, const Event *read, int shared) {
 /* Whether a cell may be read: all writes are in order, or the block itself has written what others
  * write, or has seen in an atomic read what an atomic wrote. */
 static int may_read(const Cell *cell, int shared, int atomic) {
-    const Event *writes[] = {&cell->write, &cell->other_write}, *reads[] = {&cell->read, &cell->other_read};
+    const Event *writes[] = {&cell->write, &cell->other_write};
     int good = 1;
     for (int i = 0; i < 2; i++)
         if (!ordered(writes[i], shared) && !(atomic && writes[i]->atomic)) good = 0;
     for (int i = 0; i < 2 && !good; i++) {
-        good |= cell->other_write.block && writes[i]->block == run.own->number && ordered(writes[i], shared);
-        good |= has_seen(cell, reads[i], shared);
+        int own = writes[i]->block == run.own->number && ordered(writes[i], shared);
+        good = cell->other_write.block && own; /* both have written the same */
     }
-    return good;
+    return good || has_seen(cell, &cell->read, shared) || has_seen(cell, &cell->other_read, shared);
 }
 
 static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int atomic) {
@@ -299,7 +299,8 @@ static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int
         }
         if (!writes) {
             if (!may_read(cell, shared, atomic)) {
-                const Event *event = ordered(&cell->write, shared) ? &cell->other_write : &cell->write;
+                int first_is_ordered = ordered(&cell->write, shared);
+                const Event *event = first_is_ordered ? &cell->other_write : &cell->write;
                 race(pc, region, at, event, does, "written");
                 return;
             }
