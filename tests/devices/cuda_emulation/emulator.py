@@ -28,6 +28,9 @@ _ALIGNMENT = 64
 
 _DYNAMIC_SHARED = 228 << 10
 
+#: Blocks that run at the same time, at most.
+_MOST_TOGETHER = 4
+
 
 class EmulationError(Exception):
     """A kernel did what no kernel may do; the message names it, the thread and the line."""
@@ -117,6 +120,8 @@ class EmulatedKernel:
         Raises:
             EmulationError: the kernel did what no kernel may do, or the results differ.
         """
+        if together and grid > _MOST_TOGETHER:
+            raise EmulationError(f"{self.name}: {grid} blocks together, more than {_MOST_TOGETHER}")
         if not (1 <= block <= 1024 and 1 <= grid < 1 << 31 and shared_bytes <= _DYNAMIC_SHARED):
             raise EmulationError(
                 f"{self.name}: no launch has {grid} blocks of {block} threads and {shared_bytes} "

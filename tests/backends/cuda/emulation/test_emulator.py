@@ -216,6 +216,8 @@ def test_faults_of_blocks_that_run_together(name: str, problem: str) -> None:
     x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
     with pytest.raises(EmulationError, match=f"{name}: {problem}"):
         launch(name, y, x, grid=2, block=32, together=True, reads=True)
+    with pytest.raises(EmulationError, match="5 blocks together, more than 4"):
+        launch(name, y, x, grid=5, block=32, together=True, reads=True)
 
 
 def test_votes_and_shuffles() -> None:

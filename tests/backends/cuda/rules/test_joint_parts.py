@@ -249,6 +249,10 @@ def test_products_of_the_same_rows_without_a_ring(session: ost.Session) -> None:
     parts = segment_of(session.compile(g)).parts
     (joint,) = (part for part in parts if isinstance(part.kernel, JointProducts))
     assert not joint.streams
+    grids = [product.launch(SM_90).grid for product in joint.kernel.kernels]
+    assert joint.kernel.launch(SM_90).grid == sum(grids)  # each has blocks of its own
+    text = segment_of(session.compile(g)).source(SM_90)
+    assert f"ost::counted_on(whole, all, {grids[0]})" in text
 
 
 def test_blocks_without_a_tile_of_any_product_fetch_none(monkeypatch: pytest.MonkeyPatch) -> None:

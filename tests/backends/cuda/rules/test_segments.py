@@ -22,6 +22,7 @@ from ostinato.backends.device import Device
 from ostinato.dtypes import DType
 from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
+from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.cuda_emulation.backend import CudaSegmentsBackend
@@ -260,6 +261,22 @@ def test_rows_stay_in_registers_for_all_tiles(
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
     (segment,) = segments_of(session.compile(g))
     assert "multiply_tiles_of_rows" in segment.source(CudaTarget.of_arch("sm_90"))
+
+
+def test_more_weights_are_under_way_where_there_are_many_for_a_part() -> None:
+    limits = []
+    for columns in (1 << 10, 1 << 16):
+        g = ost.Graph("many")
+        x = g.input("x", (1, 2048), "bfloat16")
+        weights = [g.param(name, (2048, columns), "bfloat16") for name in ("first", "second")]
+        g.set_outputs([g.silu(g.matmul(g.silu(x), weight)) for weight in weights])
+        (segment,) = (kernel for kernel in kernels_of(g) if isinstance(kernel, Segment))
+        text = segment.source(CudaTarget.of_arch("sm_90"))
+        found = re.findall(r"ring\.(?:count|spare|scarce|drained) = (\d+);", text)
+        limits.append([int(number) for number in found])
+    (slots, *few), (other_slots, *many) = limits
+    assert few == [slots // 4, slots * 3 // 4, slots]
+    assert many == [other_slots // 4, other_slots // 3, other_slots // 2]
 
 
 @pytest.mark.parametrize("rows", [1, 3, pytest.param(12, marks=SLOW)])

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
-__all__ = ["Body", "SharedArray", "aliases"]
+__all__ = ["Body", "SharedArray"]
 
 #: Shared arrays begin at multiples of this, in bytes.
 _ALIGNMENT = 16
@@ -198,12 +198,3 @@ class Body:
         """
         lines = ", ".join(["ost::place own, ost::place all", *self.parameters])
         return f"static __device__ OST_APART void {name}({lines}) {{\n{self.touch}}}\n"
-
-
-def aliases(places: Sequence[int]) -> list[str]:
-    """Declarations of the arguments of a kernel that is one of several.
-
-    Args:
-        places: the positions of its arguments among ``joint0``, ``joint1``, ...
-    """
-    return [f"const auto b{number} = joint{place};" for number, place in enumerate(places)]

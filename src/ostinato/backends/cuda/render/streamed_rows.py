@@ -13,9 +13,10 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.values import CValue
-from ostinato.backends.cuda.render.body import SharedArray, aliases
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.early_elements import EarlyElements, each
 from ostinato.backends.cuda.render.frame import Frame, body_of
+from ostinato.backends.cuda.render.joint_bodies import aliases
 from ostinato.backends.cuda.render.ring_stages import COLUMNS, GROUPS, PIECE, WARPS
 from ostinato.backends.cuda.render.row_operands import INTEGERS, rows_of, stored
 from ostinato.backends.cuda.render.streamed_left import left_of
@@ -133,20 +134,9 @@ def body(
     joint = isinstance(kernel, JointProducts)
     before = "".join(f"    {name}\n" for name in aliases(places)) if joint else ""
     if isinstance(matmul, BlockwiseProduct):
-        rows_of_scales = _held_scales(matmul, held)
-        if rows_of_scales is None:
-            blocks = max_extent(matmul.blocks)
-            arrays.append(SharedArray("float", 4, "row_scales", (rows * blocks,)))
-            at = {matmul.m: "m", matmul.blocks: "block"}
-            before += _SCALES.substitute(
-                blocks=blocks,
-                threads=SEGMENT_BLOCK,
-                element=frame.element(matmul.a_scale, FLOAT32, 2, at, "value"),
-                wait="" if left.staged else "    OST_SYNC();\n",
-            )
-        else:
-            start = f"b{rows_of_scales.argument} + {rows_of_scales.offset // 4}"
-            before += f"    const float* const scales = {start};\n"
+        scales, copied = _scales(matmul, left, held, frame)
+        before += scales
+        arrays += copied
     tile = (WARPS // GROUPS if wide else WARPS, rows, stream.width + 1)
     together = max(1, min(_MOST_TOGETHER, _PART_BYTES // (4 * math.prod(tile))))
     early = EarlyElements(matmul, held, polled, together, stream.width)
@@ -198,6 +188,26 @@ def _stores(kernel: CudaKernel, early: EarlyElements) -> str:
         lines += [*(f"                {line}" for line in head), point.text, "                }"]
         before = end
     return "\n".join(lines)
+
+
+def _scales(
+    matmul: BlockwiseProduct, left: Left, held: Collection[int], frame: Frame
+) -> tuple[str, list[SharedArray]]:
+    """The statements that declare the scales of the left operand, and the array of their copies."""
+    found = _held_scales(matmul, held)
+    if found is not None:
+        return f"    const float* const scales = b{found.argument} + {found.offset // 4};\n", []
+    blocks = max_extent(matmul.blocks)
+    text = _SCALES.substitute(
+        blocks=blocks,
+        threads=SEGMENT_BLOCK,
+        element=frame.element(
+            matmul.a_scale, FLOAT32, 2, {matmul.m: "m", matmul.blocks: "block"}, "value"
+        ),
+        wait="" if left.staged else "    OST_SYNC();\n",
+    )
+    size = max(1, max_extent(matmul.m)) * blocks
+    return text, [SharedArray("float", 4, "row_scales", (size,))]
 
 
 def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None:

@@ -34,7 +34,7 @@ class JointKernels(CudaKernel):
     places: tuple[tuple[int, ...], ...]
     variables: tuple[Symbol, ...] = ()
 
-    relation: ClassVar[str] = "in order"
+    relation: ClassVar[str]
 
     def describe(self, text: KernelText) -> None:
         text.line(0, f"{len(self.kernels)} kernels {self.relation}")

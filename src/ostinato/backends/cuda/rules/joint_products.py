@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.rules.joint_kernels import JointKernels
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.backends.cuda.target import SEGMENT_BLOCK
 from ostinato.lazy import LazyModule
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.kernel import CudaKernel
     from ostinato.backends.cuda.render import joint_products
     from ostinato.backends.cuda.render.body import Body
@@ -38,13 +37,13 @@ class JointProducts(JointKernels):
     relation: ClassVar[str] = "of the same rows"
 
     def launch(self, target: CudaTarget) -> Launch:
-        return Launch(max(k.launch(target).grid for k in self.kernels), SEGMENT_BLOCK)
+        return joint_products.launch(self.kernels, target)
 
     def source(self, target: CudaTarget) -> str:
         return self.body(target).kernel(self.name)
 
     def body(self, target: CudaTarget) -> Body:
-        return joint_products.body(self.kernels, self.places, target)
+        return joint_products.body(self.args, self.kernels, self.places, target)
 
 
 def products_of(kernel: CudaKernel) -> list[tuple[Matmul, Sequence[int]]]:
