@@ -522,8 +522,8 @@ static void describe_divergence(void) {
     }
     run.now = NULL;
     fail(NULL, "divergent barrier in block %u: thread 0 %s (number %d), thread %d %s (number %d)",
-         emu_state.block.x, states[a->waiting], a->site, (int)(b - run.own->threads), states[b->waiting],
-         b->site);
+         emu_state.block.x, states[a->waiting], a->site, (int)(b - run.own->threads),
+         states[b->waiting], b->site);
 }
 
 /* -- launches ---------------------------------------------------------------------------------- */
