@@ -1,6 +1,7 @@
 """The cost of one call on a graph with next to nothing to compute, next to ONNX Runtime.
 
-The graph is ``gelu(x[2,4] · w[4,3] + b)``. Each side runs in turns of a few thousand calls, one
+The graph is ``gelu(x[2,4] · w[4,3] + b)``; for ``variables=``, a Variable is added to x that has
+another value in each of a thousand calls. Each side runs in turns of a few thousand calls, one
 thread each, so that both see the same machine; reported is the least and the median turn.
 
     python bench/call_overhead.py [--json FILE]
@@ -9,6 +10,7 @@ thread each, so that both see the same machine; reported is the least and the me
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -28,10 +30,13 @@ RNG = np.random.default_rng(0)
 W, B, X = (RNG.standard_normal(s).astype(np.float32) for s in ((4, 3), (3,), (2, 4)))
 
 
-def ours() -> ost.CompiledGraph:
+def ours(*, stepped: bool = False) -> ost.CompiledGraph:
     g = ost.Graph("tiny")
     w, b = g.param("w", W.shape, value=W), g.param("b", B.shape, value=B)
-    g.set_outputs({"y": g.gelu(g.matmul(g.input("x", X.shape), w) + b)})
+    x = g.input("x", X.shape)
+    if stepped:
+        x = x + g.cast(g.dim_value(ost.Variable("step", 0, CALLS)), "float32")
+    g.set_outputs({"y": g.gelu(g.matmul(x, w) + b)})
     return ost.Session("cpu", threads=1).compile(g)
 
 
@@ -57,7 +62,8 @@ def theirs() -> onnxruntime.InferenceSession:
 
 def ways() -> dict[str, Callable[[], object]]:
     """Every way of calling, by name; all are checked to agree."""
-    compiled, session = ours(), theirs()
+    compiled, stepped, session = ours(), ours(stepped=True), theirs()
+    steps = itertools.cycle([*range(1, 1000), 0])
     out, feed = np.empty((2, 3), np.float32), {"x": X}
     binding = session.io_binding()
     binding.bind_cpu_input("x", X)
@@ -66,11 +72,13 @@ def ways() -> dict[str, Callable[[], object]]:
     bound()
     (expected,) = session.run(None, feed)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(compiled.run(feed)[0], expected, rtol=1e-5, atol=1e-6)
+    for result in (compiled.run(feed), stepped.run(feed, variables={"step": 0})):
+        np.testing.assert_allclose(result[0], expected, rtol=1e-5, atol=1e-6)
     return {
         "ostinato BoundCall": bound,
         "ostinato run": lambda: compiled.run(feed),
         "ostinato run out=": lambda: compiled.run(feed, out=[out]),
+        "ostinato run variables=": lambda: stepped.run(feed, variables={"step": next(steps)}),
         "ostinato run_slots": lambda: compiled.run_slots(X),
         "onnxruntime IOBinding": lambda: session.run_with_iobinding(binding),
         "onnxruntime run": lambda: session.run(None, feed),

@@ -137,6 +137,46 @@ def test_values_agree_with_shapes(session):
         compiled.run(feed, variables={"pos": 1, "n": 5})
 
 
+def test_values_that_are_new_are_as_those_that_were_checked(session):
+    n, m, pos = ost.Variable("n", 1, 4), ost.Variable("m", 1, 4), ost.Variable("pos", 0, 99)
+    g = ost.Graph("sizes")
+    x = g.input("x", (n + 1,))
+    rows = g.broadcast_to(g.cast(g.dim_value(pos), "float32"), (m,))
+    g.set_outputs([x * 2.0, rows, g.sum(x) + g.cast(g.dim_value(pos + n), "float32")])
+    compiled, rng = session.compile(g), np.random.default_rng(0)
+    signature = compiled._execution.signature
+    for _ in range(60):
+        feed = {"x": rng.standard_normal(int(rng.integers(2, 6))).astype(np.float32)}
+        values = {"pos": int(rng.integers(100)), "m": int(rng.integers(1, 5))}
+        if rng.random() < 0.3:
+            values["n"] = feed["x"].size - 1
+        _, thorough = signature.check_inputs(feed, variables=values)
+        known = signature.recognise_sizes(feed, variables=values)
+        assert known is not None
+        assert known[1].variables == thorough.variables
+        assert known[1].outputs == thorough.outputs
+        assert known[1].values == thorough.values
+        x, rows, total = compiled.run(feed, variables=values)
+        np.testing.assert_array_equal(x, 2 * feed["x"])
+        assert rows.tolist() == [values["pos"]] * values["m"]
+        wanted = feed["x"].sum() + values["pos"] + feed["x"].size - 1
+        np.testing.assert_allclose(total, wanted, rtol=1e-5, atol=1e-4)
+    for wrong in ({"pos": 1}, {"pos": 100, "m": 1}, {"pos": 1, "m": 1, "n": 4}, {"m": 1, "o": 2}):
+        assert signature.recognise_sizes({"x": feed["x"][:2]}, variables=wrong) is None
+
+
+def test_steps_with_values_that_no_size_depends_on_are_known_at_once(session, compiled):
+    signature = compiled._execution.signature
+    signature.recognise_sizes(row(1), variables={"pos": 0})
+    known, values = len(signature._known), [*range(LENGTH)] * 2
+    for at in values:
+        _, live = signature.recognise_sizes(row(at), variables={"pos": at})
+        assert live.variables == (at,)
+        compiled.run(row(at), variables={"pos": at})
+    assert len(signature._known) == known
+    assert rows(compiled) == [*range(LENGTH)]
+
+
 def test_bound_calls_keep_their_values(compiled):
     outs = [np.empty(spec.shape, np.float32) for spec in compiled.outputs.values()]
     feed = row(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ostinato.backends.common.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
 from ostinato.backends.common.host_context import HostContext
@@ -94,6 +94,7 @@ class Executable(ABC):
 
     Attributes:
         direct: whether ``run_direct`` runs. Nothing but its owner sets it, in turn with runs.
+        minds_block: whether ``direct`` is off while runs take Variables from the variable block.
         run_direct: as :meth:`run`, as a submission of its own, after which ``last`` is the outputs.
             Inputs need not be contiguous: it raises ``ValueError`` where it needs that. Returns
             ``False``, and nothing has run, where ``direct`` is off when its turn has come.
@@ -105,6 +106,7 @@ class Executable(ABC):
     report: CompileReport
     unset: set[str]  #: params that were never written
     direct: bool = False
+    minds_block: ClassVar[bool] = False
     run_direct: RunDirect = staticmethod(_never)
     run_fresh: RunFresh | None = None
     last: tuple[np.ndarray[Any, Any], ...] = ()

@@ -204,7 +204,7 @@ class CompiledGraph(HandleMethods, QueueMethods, ExpertMethods):
                 value, or one that contradicts a shape.
             CaptureError: inside a recording, which can not read results back.
         """
-        if variables is None and (ran := self._execution.run_quick(inputs, out)) is not None:
+        if (ran := self._execution.run_quick(inputs, out, variables)) is not None:
             return ran
         return self._execution.run(inputs, out, variables=variables)
 

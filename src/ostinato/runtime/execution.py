@@ -98,9 +98,12 @@ class Execution:
 
     def choose_path(self) -> None:
         """Let runs take the short path, or not; to be called in turn with runs."""
-        aside = self.executable.unset or self.handles.active or self.signature.resident
-        self.executable.direct = not aside
-        self.quick = self.executable.direct  # a hint: the executable decides when its turn has come
+        executable = self.executable
+        read = self.signature.resident and not executable.minds_block
+        aside = executable.unset or self.handles.active or read
+        executable.direct = not aside
+        # A hint: the executable decides when its turn has come.
+        self.quick = executable.direct or (not aside and executable.minds_block)
 
     def in_order(self, what: str, touched: Accesses | None = None) -> Submission:
         """The calling thread's position in the order, for ``what`` it does to this graph's memory.
@@ -184,13 +187,16 @@ class Execution:
             for i, (shape, dtype) in enumerate(live.outputs)
         ]
 
-    def run_quick(self, inputs: object, out: Any) -> list[Array] | None:
+    def run_quick(self, inputs: object, out: Any, variables: object = None) -> list[Array] | None:
         """A run by the short path; ``None``, and nothing has happened, where that is refused.
 
-        That is so where arrays are not plainly right, handles have to be minded, or the calling
-        thread records: the long path does it, or says what is wrong.
+        That is so where arrays or values of Variables are not plainly right, handles have to be
+        minded, or the calling thread records: the long path does it, or says what is wrong.
         """
-        if not self.quick or (known := self.signature.recognise_sizes(inputs)) is None:
+        if not self.quick:
+            return None
+        known = self.signature.recognise_sizes(inputs, variables=variables)
+        if known is None:
             return None
         arrays, live = known
         if live.binds:

@@ -130,6 +130,9 @@ class Signature:
         self.facts = interface.facts
         self.written = interface.written
         self._known: dict[tuple[Any, ...], Live] = {}
+        # By shapes and the names of Variables that the caller gives: the sizes of a run, where all
+        # values give the same.
+        self._alike: dict[tuple[Any, ...], Live] = {}
         # The positions of the inputs whose contents sizes depend on; None: there are none. It is
         # looked up in each run, which in the class would take 20 ns longer than in the object.
         self._read: tuple[int, ...] | None = None
@@ -150,9 +153,17 @@ class Signature:
         return known
 
     def recognise_sizes(
-        self, inputs: object, block: Mapping[str, int] = NO_VALUES
+        self, inputs: object, block: Mapping[str, int] = NO_VALUES, variables: object = None
     ) -> tuple[list[Array], Live] | None:
-        """As :meth:`recognise`; whether arrays are contiguous is for the core to see."""
+        """As :meth:`recognise`; whether arrays are contiguous is for the core to see.
+
+        Args:
+            inputs: arrays by name; ``None``: there are none.
+            block: values of Variables that the device has; none where the caller gives some.
+            variables: values of Variables that the caller gives.
+        """
+        if inputs is None:
+            inputs = {}
         if self._experts or type(inputs) is not dict or len(inputs) != len(self._expected):
             return None
         arrays, shapes = [], []
@@ -162,9 +173,48 @@ class Signature:
                 return None
             arrays.append(array)
             shapes.append(array.shape)
-        key = _key(shapes, block) if block else tuple(shapes)
-        live = self._known.get(key if self._read is None else (*key, *self._contents(arrays)))
+        contents = () if self._read is None else self._contents(arrays)
+        if variables is None:
+            key = _key(shapes, block) if block else tuple(shapes)
+            live = self._known.get((*key, *contents) if contents else key)
+        else:
+            live = self._recognise_values(shapes, variables, contents)
         return None if live is None else (arrays, live)
+
+    def _recognise_values(
+        self, shapes: Sequence[tuple[int, ...]], variables: object, contents: tuple[Any, ...]
+    ) -> Live | None:
+        """The sizes of a run whose caller gives values of Variables, when these are plainly right.
+
+        They need not be those of an earlier run: they differ from step to step.
+        """
+        if type(variables) is not dict:
+            return None
+        for name, value in variables.items():
+            symbol = self.given.get(name)
+            if symbol is None or type(value) is not int or not symbol.min <= value <= symbol.max:
+                return None
+        alike = None if contents else self._alike.get((*shapes, *variables))
+        if alike is not None:
+            values = {**alike.values, **variables}
+            numbers = tuple([values.get(name, 0) for name in self.variables])
+            return Live(numbers, alike.outputs, alike.binds, alike.data_sized, values)
+        live = self._known.get((*_key(shapes, NO_VALUES, variables), *contents))
+        return live if live is not None or contents else self._recognise_new(shapes, variables)
+
+    def _recognise_new(
+        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int]
+    ) -> Live | None:
+        """The same, of values that are new to these shapes."""
+        try:
+            live = self.live(shapes, variables=variables)
+        except (InputError, VariableError):
+            return None
+        specs = (*self.inputs.values(), *self.outputs.values())
+        sized = {symbol.name for spec in specs for dim in spec.shape for symbol in symbols(dim)}
+        if not self.facts and sized.isdisjoint(variables):
+            _remember(self._alike, (*shapes, *variables), live)
+        return live
 
     @property
     def reads_contents(self) -> bool:
@@ -294,9 +344,7 @@ class Signature:
         live = self._known.get(key)
         if live is None:
             live = self._sizes(shapes, arrays, block, variables)
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = live
+            _remember(self._known, key, live)
         return live
 
     def _sizes(
@@ -431,6 +479,12 @@ class Signature:
                 if (written[i] or written[j]) and may_share_memory(arrays[i], arrays[j]):
                     return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
+
+
+def _remember(found: dict[tuple[Any, ...], Live], key: tuple[Any, ...], live: Live) -> None:
+    if len(found) >= _REMEMBERED:
+        found.clear()
+    found[key] = live
 
 
 def _capacity(shape: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:

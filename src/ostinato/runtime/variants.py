@@ -375,6 +375,11 @@ class SpecializedSignature(Signature):
     ) -> Live:
         return self.variants.live(shapes, arrays, block, variables)
 
+    def _recognise_new(
+        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int]
+    ) -> Live | None:
+        return None  # they may need a variant that is not built
+
     def _contents(self, arrays: Sequence[Array] | None) -> tuple[Any, ...]:
         if not self._read or arrays is None:
             return ()

@@ -24,6 +24,8 @@ class GraphRun:
         before, after: copies ``(outside, inside, nbytes)``, inwards and outwards.
         accesses: the memory that it touches.
         owners: own all of the memory.
+        words: the address of the first of the int64 that :meth:`run_on` writes before the graph,
+            and their number.
     """
 
     def __new__(
@@ -36,18 +38,29 @@ class GraphRun:
         after: Sequence[tuple[int, int, int]],
         accesses: Accesses,
         owners: Iterable[object],
+        words: tuple[int, int],
     ) -> GraphRun: ...
     def run_on(
-        self, inputs: Sequence[object], outputs: tuple[object, ...], executable: object, /
+        self,
+        inputs: Sequence[object],
+        outputs: tuple[object, ...],
+        executable: object,
+        variables: Sequence[int],
+        /,
     ) -> bool:
         """Run on other arrays of the host, one in the place of each copy's, in their order.
 
         It takes its turn in the order of submissions. Then it looks at the executable's attribute
         ``direct``, and makes the outputs its ``last``.
 
+        Args:
+            inputs, outputs: the arrays.
+            executable: see above.
+            variables: what the words are to be.
+
         Returns:
-            Whether it could: the epoch is not over, the arrays are as large, and ``direct`` is
-            true. Else nothing has happened.
+            Whether it could: the epoch is not over, the arrays are as large, there are as many
+            words, and ``direct`` is true. Else nothing has happened.
 
         Raises:
             ValueError: an array is not contiguous, or an output overlaps another one.

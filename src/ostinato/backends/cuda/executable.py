@@ -161,13 +161,24 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
 
     # -- running -----------------------------------------------------------------------------------
 
+    minds_block = True
+    _direct = False
+
+    @property
+    def direct(self) -> bool:
+        return self._direct and not (self._resident and self._context.dev_state_mode)
+
+    @direct.setter
+    def direct(self, enable: bool) -> None:
+        self._direct = enable
+
     def run_direct(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> bool:
         self._context.refuse_while_capturing("run reads its results back")
         run = self._direct_run
         if run is not None:
-            if run.run_on(inputs, tuple(outputs), self):
+            if run.run_on(inputs, tuple(outputs), self, variables):
                 return True
             self._direct_run = None
         arrays = [*inputs, *outputs]

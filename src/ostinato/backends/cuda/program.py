@@ -172,6 +172,8 @@ class CudaProgram:
         variables: Sequence[int],
         accesses: Accesses,
         owners: Sequence[Any],
+        *,
+        given: bool = False,
     ) -> GraphRun | None:
         """The run of :meth:`run_at` as one native call.
 
@@ -180,6 +182,7 @@ class CudaProgram:
             places, variables: see :meth:`run_at`; it has run on them before.
             accesses: the memory that it touches.
             owners: of its arrays.
+            given: whether each call gives the values of Variables, instead of ``variables``.
 
         Returns:
             ``None``, where it is more than a graph between copies by the processor.
@@ -192,10 +195,10 @@ class CudaProgram:
             return None
         staging, before = self._staging, list(places.before)
         flag = staging.signal[0] if self._signal else 0
-        words = staging.constant_words(variables)
+        words = None if given else staging.constant_words(variables)
         if words is not None:
-            given = Transfer(ctypes.addressof(words), staging.host.address, ctypes.sizeof(words))
-            before.append(given)
+            copied = Transfer(ctypes.addressof(words), staging.host.address, ctypes.sizeof(words))
+            before.append(copied)
         return GraphRun(
             epoch,
             calls,
@@ -205,19 +208,23 @@ class CudaProgram:
             places.after,
             accesses,
             (self, graph, staging.host, words, *owners),
+            (staging.host_variables, self._words if given else 0),
         )
 
     def direct_run(self, epoch: Epoch, places: Places) -> GraphRun | None:
-        """A run on arrays that each call brings, after one on these places.
+        """A run on arrays and values of Variables that each call brings, after one on these places.
 
-        ``None``, where not each of them is copied by the processor, whole, or Variables count.
+        ``None``, where not each array is copied by the processor, whole, or memory depends on
+        Variables.
         """
         sizes = [external.nbytes for external in self._externals]
         transfers = [*places.before, *places.after]
         copied = [transfer.nbytes for transfer in transfers]
-        if self._words or self.on_run is not None or 0 in sizes or copied != sizes:
+        if self.on_run is not None or 0 in sizes or copied != sizes:
             return None
-        return self.graph_run(epoch, places, (), self.accesses, ())
+        if self.sizes.partial or any(map(self.sizes.depends, range(len(sizes)))):
+            return None
+        return self.graph_run(epoch, places, (), self.accesses, (), given=True)
 
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
         """Run several times, in this order, the copies of one run beside the kernels of another.

@@ -127,6 +127,11 @@ class Staging:
         return self._block.address + 8 * HEADER_WORDS
 
     @property
+    def host_variables(self) -> int:
+        """The address of the first Variable in the page-locked memory."""
+        return self.host.address + 8 * HEADER_WORDS
+
+    @property
     def signal(self) -> tuple[int, int]:
         """The words of :class:`~ostinato.backends.cuda.signal.Signal`, of the host and the device.
 

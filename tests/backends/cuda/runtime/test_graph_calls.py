@@ -218,3 +218,55 @@ def test_runs_on_arrays_that_do_not_serve_take_the_long_way(session: ost.Session
     compiled.plan.release_all_buffers()
     with pytest.raises(ost.PlanError):
         compiled.run({"x": X})
+
+
+def stepper(session: ost.Session, name: str = "step") -> ost.CompiledGraph:
+    """A sum that is kept, of inputs times a Variable that no shape gives."""
+    step = ost.Variable(name, 0, 9)
+    g = ost.Graph("stepper")
+    kept = g.state("kept", (3, 4))
+    total = kept + g.input("x", (3, 4)) * g.cast(g.dim_value(step), "float32")
+    g.assign(kept, total)
+    g.set_outputs([total * 1.0])
+    return session.compile(g)
+
+
+def test_later_runs_with_variables_are_native(session: ost.Session, driver: HostDriver) -> None:
+    compiled, total = stepper(session), np.zeros_like(X)
+    driver.prompt = True
+    for step in (3, 0, 7, 9, 1, 7):
+        if step == 7:
+            driver.events.clear()
+        total += X * step
+        np.testing.assert_array_equal(compiled.run({"x": X}, variables={"step": step})[0], total)
+    assert {name for name, _ in driver.events} == {"launch_graph"}
+    for wrong in ({}, None, {"step": 10}, {"step": True}, {"step": 1, "other": 1}, {"x": 1}):
+        with pytest.raises(ost.VariableError):
+            compiled.run({"x": X}, variables=wrong)
+    total += X * 2
+    np.testing.assert_array_equal(compiled.run({"x": X}, variables={"step": 2})[0], total)
+
+
+def test_runs_whose_sizes_follow_from_variables_have_their_own(session: ost.Session) -> None:
+    n = ost.Variable("n", 1, 8)
+    g = ost.Graph("sized")
+    g.set_outputs([g.broadcast_to(g.input("x", ()), (n,))])
+    compiled = session.compile(g)
+    for size in (8, 8, 8, 3, 8, 1):
+        (y,) = compiled.run({"x": np.array(size, np.float32)}, variables={"n": size})
+        assert y.tolist() == [size] * size
+
+
+def test_runs_with_variables_mind_the_variable_block(session: ost.Session) -> None:
+    compiled, context = stepper(session, "position"), session.context
+    for _ in range(4):
+        compiled.run({"x": X}, variables={"position": 1})
+    context.set_decode_state(0, 5)
+    context.set_dev_state_mode(True)
+    with pytest.raises(ost.VariableError, match="set_decode_state"):
+        compiled.run({"x": X}, variables={"position": 1})
+    np.testing.assert_array_equal(compiled.run({"x": X})[0], 9 * X)
+    context.set_dev_state_mode(False)
+    np.testing.assert_array_equal(compiled.run({"x": X}, variables={"position": 2})[0], 11 * X)
+    with pytest.raises(ost.VariableError):
+        compiled.run({"x": X})

@@ -3,11 +3,15 @@
 /* Arrays that a call brings, at most. */
 #define MOST_ARRAYS 32
 
+/* Values of Variables that a call brings, at most. */
+#define MOST_WORDS 32
+
 typedef struct {
     Py_ssize_t held; /* this many views are acquired */
     Py_buffer views[MOST_ARRAYS];
     transfer transfers[MOST_ARRAYS];
     order_range ranges[MOST_ARRAYS];
+    int64_t words[MOST_WORDS];
 } given_arrays;
 
 static void release(given_arrays *given) {
@@ -76,6 +80,19 @@ static int take_arrays(const GraphRunObject *self, given_arrays *given, PyObject
     return 0;
 }
 
+/* 0; -1 with an exception: a value is no integer of 64 bits. */
+static int take_words(given_arrays *given, PyObject *variables, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *value = PySequence_GetItem(variables, i);
+        given->words[i] = value == NULL ? -1 : PyLong_AsLongLong(value);
+        Py_XDECREF(value);
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* Whether an executable runs directly, its turn having come; -1 with an exception. */
 static int is_direct(PyObject *executable) {
     PyObject *direct = PyObject_GetAttrString(executable, "direct");
@@ -98,7 +115,9 @@ static int run_on_arrays(GraphRunObject *self, const given_arrays *given, PyObje
     const char *failed = NULL;
     int status = 0, outcome = is_direct(executable);
     if (outcome >= 0) {
-        outcome = outcome == 0 ? 1 : run_now(self, given->transfers, &status, &failed);
+        outcome = outcome == 0
+                      ? 1
+                      : run_now(self, given->transfers, given->words, &status, &failed);
         if (outcome == 0 && PyObject_SetAttrString(executable, "last", outputs) < 0) {
             outcome = -1;
         }
@@ -108,20 +127,26 @@ static int run_on_arrays(GraphRunObject *self, const given_arrays *given, PyObje
 }
 
 PyObject *run_on_given(GraphRunObject *self, PyObject *args) {
-    PyObject *inputs, *outputs, *executable;
-    if (!PyArg_ParseTuple(args, "OO!O:run_on", &inputs, &PyTuple_Type, &outputs, &executable)) {
+    PyObject *inputs, *outputs, *executable, *variables;
+    if (!PyArg_ParseTuple(args, "OO!OO:run_on", &inputs, &PyTuple_Type, &outputs, &executable,
+                          &variables)) {
         return NULL;
     }
     Py_ssize_t n_inputs = PySequence_Size(inputs), n_outputs = PyTuple_Size(outputs);
-    if (n_inputs < 0) {
+    Py_ssize_t n_words = n_inputs < 0 ? -1 : PySequence_Size(variables);
+    if (n_words < 0) {
         return NULL;
     }
     if (n_inputs != self->n_before || n_inputs + n_outputs != self->n_transfers ||
-        self->n_transfers > MOST_ARRAYS) {
+        self->n_transfers > MOST_ARRAYS || n_words != self->n_words || n_words > MOST_WORDS) {
         Py_RETURN_FALSE;
     }
-    given_arrays given = {.held = 0};
-    int status = take_arrays(self, &given, inputs, n_inputs, false);
+    given_arrays given;
+    given.held = 0;
+    int status = take_words(&given, variables, n_words);
+    if (status == 0) {
+        status = take_arrays(self, &given, inputs, n_inputs, false);
+    }
     if (status == 0) {
         status = take_arrays(self, &given, outputs, n_outputs, true);
     }

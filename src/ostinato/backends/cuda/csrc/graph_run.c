@@ -94,11 +94,13 @@ static int read_calls(GraphRunObject *self, PyObject *calls) {
 }
 
 static int graph_run_read(GraphRunObject *self, PyObject *calls, PyObject *handles, PyObject *before,
-                          PyObject *after, PyObject *accesses) {
+                          PyObject *after, PyObject *accesses, PyObject *words) {
     self->context = address_at(handles, 0);
     self->graph = PyErr_Occurred() ? NULL : address_at(handles, 1);
     self->stream = PyErr_Occurred() ? NULL : address_at(handles, 2);
     self->signal = PyErr_Occurred() ? NULL : address_at(handles, 3);
+    self->words = PyErr_Occurred() ? NULL : address_at(words, 0);
+    self->n_words = PyErr_Occurred() ? 0 : (Py_ssize_t)(intptr_t)address_at(words, 1);
     if (PyErr_Occurred() || read_calls(self, calls) < 0) {
         return -1;
     }
@@ -125,14 +127,14 @@ static int graph_run_read(GraphRunObject *self, PyObject *calls, PyObject *handl
 }
 
 static PyObject *graph_run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"epoch",    "calls",  "refuse", "handles", "before",
-                            "after", "accesses", "owners", NULL};
-    PyObject *epoch, *calls, *refuse, *handles, *before, *after, *accesses, *owners;
+    static char *names[] = {"epoch", "calls",    "refuse", "handles", "before",
+                            "after", "accesses", "owners", "words",   NULL};
+    PyObject *epoch, *calls, *refuse, *handles, *before, *after, *accesses, *owners, *words;
     graph_calls_state *state = PyType_GetModuleState(type);
     if (state == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOO:GraphRun", names, state->epoch_type,
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOO:GraphRun", names, state->epoch_type,
                                      &epoch, &calls, &refuse, &handles, &before, &after, &accesses,
-                                     &owners)) {
+                                     &owners, &words)) {
         return NULL;
     }
     GraphRunObject *self = (GraphRunObject *)PyType_GenericAlloc(type, 0);
@@ -143,7 +145,7 @@ static PyObject *graph_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->refuse = Py_NewRef(refuse);
     self->owners = Py_NewRef(owners);
     self->process = (long)getpid();
-    if (graph_run_read(self, calls, handles, before, after, accesses) < 0) {
+    if (graph_run_read(self, calls, handles, before, after, accesses, words) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -172,7 +174,7 @@ static void graph_run_dealloc(GraphRunObject *self) {
 
 static PyMethodDef graph_run_methods[] = {
     {"run_on", (PyCFunction)run_on_given, METH_VARARGS,
-     "run_on($self, inputs, outputs, executable, /)\n--\n\n"
+     "run_on($self, inputs, outputs, executable, variables, /)\n--\n\n"
      "Runs on other arrays of the host than its own; whether it could."},
     {0},
 };

@@ -65,10 +65,13 @@ static int carry_out(const GraphRunObject *self, const transfer *transfers, cons
     return status;
 }
 
-int run_now(const GraphRunObject *self, const transfer *transfers, int *status,
-            const char **failed) {
+int run_now(const GraphRunObject *self, const transfer *transfers, const int64_t *values,
+            int *status, const char **failed) {
     if (self->epoch->over || self->process != (long)getpid()) {
         return 1;
+    }
+    if (self->n_words > 0) {
+        memcpy(self->words, values, (size_t)self->n_words * sizeof *values);
     }
     PyThreadState *state = PyEval_SaveThread();
     *status = carry_out(self, transfers, failed);
@@ -92,7 +95,7 @@ int run_in_order(GraphRunObject *self, order_thread *thread) {
     }
     const char *failed = NULL;
     int status = 0;
-    int outcome = run_now(self, self->transfers, &status, &failed);
+    int outcome = run_now(self, self->transfers, NULL, &status, &failed);
     order_leave(order, thread, &entry);
     return outcome < 0 ? refuse_run(self, failed, status) : outcome;
 }

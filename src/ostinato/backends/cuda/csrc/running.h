@@ -36,6 +36,8 @@ typedef struct {
     driver_calls calls;
     void *context, *graph, *stream;
     const int64_t *signal; /* changes when the graph is done; NULL: it has no such word */
+    int64_t *words;        /* of the Variables whose values calls bring */
+    Py_ssize_t n_words;
     transfer *transfers; /* those before the graph, then those behind it */
     Py_ssize_t n_before, n_transfers;
     order_range *ranges;
@@ -44,10 +46,11 @@ typedef struct {
     long process;
 } GraphRunObject;
 
-/* Runs it, its turn having come, with these copies. 0; 1 where its epoch is over, and nothing has
- * happened; -1 where the driver has refused: `status` and `failed` say what. */
-int run_now(const GraphRunObject *self, const transfer *transfers, int *status,
-            const char **failed);
+/* Runs it, its turn having come, with these copies and these values of its words. 0; 1 where its
+ * epoch is over, and nothing has happened; -1 where the driver has refused: `status` and `failed`
+ * say what. */
+int run_now(const GraphRunObject *self, const transfer *transfers, const int64_t *values,
+            int *status, const char **failed);
 
 /* The exception for a call of the driver that failed. -1. */
 int refuse_run(const GraphRunObject *self, const char *failed, int status);

@@ -139,6 +139,11 @@ inline void store_packet(float* packet, float element) {
 #endif
 }
 
+// Whether a lane of the warp says so: called by all of its lanes, which go on together. Lanes that
+// leave a loop one after the other stay apart on GPUs: what a warp does together then, a reduction
+// for example, takes many times as long.
+inline bool any_lane(bool says) { return __any_sync(0xFFFFFFFFu, says) != 0; }
+
 // The integers that packets of type T are.
 template <class T>
 using packet_bits = typename choice<sizeof(T) == 2, unsigned short, unsigned>::type;
@@ -237,7 +242,8 @@ struct received {
     received operator+(long long i) const { return {packets + i, held + i}; }
 };
 
-// The packs of a thread once all of them are there: they are on their way together.
+// The packs of a thread once all of its warp's are there: they are on their way together. Called by
+// all lanes of a warp.
 template <int Step, int Extent, class T, int Count, int Packs>
 inline void await_row(pack<T, Count> (&row)[Packs], const T* packets, int first) {
     using part = pack<T, Count>;
@@ -258,7 +264,7 @@ inline void await_row(pack<T, Count> (&row)[Packs], const T* packets, int first)
 #pragma unroll
         for (int i = 0; i < Packs * each; ++i) complete &= are_there<T>(found[i / each][i % each]);
         looked(complete, polls, "values of other blocks");
-    } while (!complete);
+    } while (any_lane(!complete));
 #pragma unroll
     for (int i = 0; i < Packs; ++i) memcpy(row[i].at, found[i], sizeof found[i]);
 }
@@ -277,8 +283,8 @@ inline void load_row(pack<T, Count> (&row)[Packs], received<T> from, int first, 
         if (keeps && first + i * Step < Extent) row[i].store(from.held + i * Step);
 }
 
-// Elements that are so many apart, and two neighbours, once all of them are there: they are on their
-// way together.
+// Elements that are so many apart, and two neighbours, once all of the warp's are there: they are on
+// their way together. Called by all lanes of a warp.
 template <int Step, class T, int Count>
 inline void load_apart(T (&found)[Count], T (&pair)[2], const T* first, const T* both) {
 #pragma unroll
@@ -303,7 +309,7 @@ inline void load_apart(T (&found)[Count], T (&pair)[2], inbox<T> first, inbox<T>
 #pragma unroll
         for (int i = 0; i < Count + 2; i++) complete &= are_there<T>(packets[i]);
         looked(complete, polls, "values of other blocks");
-    } while (!complete);
+    } while (any_lane(!complete));
 #pragma unroll
     for (int i = 0; i < Count; i++) found[i] = bits_as<T>(packets[i]);
 #pragma unroll
@@ -323,8 +329,10 @@ template <class T, int Count, class From, class Put>
 inline void receive_packets(From from, Put put) {
     constexpr int each = (Count + (int)computing - 1) / (int)computing;
     constexpr int batch = each < 8 ? each : 8;
+    constexpr bool whole = Count % ((int)computing * batch) == 0;
 #pragma unroll 1
-    for (int first = threadIdx.x; first < Count; first += computing * batch) {
+    for (int start = threadIdx.x / 32 * 32; start < Count; start += computing * batch) {
+        const int first = start + threadIdx.x % 32;
         decltype(load_packets(from(0))) found[batch];
         unsigned polls = 0;
         bool complete;
@@ -335,16 +343,19 @@ inline void receive_packets(From from, Put put) {
 #pragma unroll
             for (int i = 0; i < batch; i++) {
                 const int at = first + i * (int)computing;
-                found[i] = load_packets(from(at < Count ? at : first));
+                if (whole || at < Count) found[i] = load_packets(from(at));
             }
 #pragma unroll
-            for (int i = 0; i < batch; i++) complete &= are_there<T>(found[i]);
+            for (int i = 0; i < batch; i++) {
+                const bool wanted = whole || first + i * (int)computing < Count;
+                complete &= !wanted || are_there<T>(found[i]);
+            }
             looked(complete, polls, "values of other blocks");
-        } while (!complete);
+        } while (any_lane(!complete));
 #pragma unroll
         for (int i = 0; i < batch; i++) {
             const int at = first + i * (int)computing;
-            if (at < Count) put(at, found[i]);
+            if (whole || at < Count) put(at, found[i]);
         }
     }
 }
