@@ -60,6 +60,24 @@ def test_bound_calls_and_raw_runs_write_too(session):
     assert cache.sum() == 12
 
 
+def test_queued_runs_write_to_the_array_itself(session):
+    """In the order of submissions, with runs of another graph that read it in between."""
+    _, compiled = cache_step(session)
+    g = ost.Graph("reader")
+    g.set_outputs([g.sum(g.input("x", (6, 4)))])
+    reader = session.compile(g)
+    cache, x = np.zeros((6, 4), np.float32), np.ones((1, 4), np.float32)
+    for step in range(6):
+        compiled.commit_no_wait({"x": x * (step + 1), "at": np.array(step), "cache": cache})
+        x_before = x.copy()
+        x[:] = 7  # the queued run has a copy
+        if step % 2:
+            assert reader.run({"x": cache})[0] == 4 * sum(range(1, step + 2))
+        x[:] = x_before
+    compiled.sync_pending()
+    assert cache[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
 def test_sizes_may_be_variables(session):
     n = ost.Variable("n", 1, 64)
     g = ost.Graph()

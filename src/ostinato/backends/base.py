@@ -244,6 +244,12 @@ class Executable(ABC):
 
         return np.empty(shape, dtype)
 
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """A new array of zeros, in memory that runs use without a copy where there is such."""
+        import numpy as np
+
+        return np.zeros(shape, dtype)
+
     @abstractmethod
     def read_state(self, name: str) -> np.ndarray[Any, Any]:
         """A copy of the state's contents between two runs."""

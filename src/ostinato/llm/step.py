@@ -21,6 +21,7 @@ from ostinato.llm.step_sizes import StepInputs, StepLimits, StepOutputs, StepSiz
 from ostinato.moe.expert_pool import ExpertPool
 from ostinato.moe.policy import TidePolicy
 from ostinato.moe.residency import ResidencyLoop
+from ostinato.plan.device_array import DeviceArray
 from ostinato.records import field_names, replace
 from ostinato.runtime.session import Session
 
@@ -124,9 +125,9 @@ class StepGraph:
         self.outputs = StepOutputs(
             token=np.zeros(limits.picks, np.int32),
             logprob=np.zeros(limits.picks, np.float32),
-            logits=np.zeros((limits.picks, config.vocabulary), np.float32),
+            logits=compiled.zeros((limits.picks, config.vocabulary), "float32"),
         )
-        self._states, self.pools = states, StepPools(states, limits)
+        self._states, self.pools = states, StepPools(states, limits, compiled.zeros)
         self._compiled: CompiledGraph | None = compiled
         arrays = {**{name: getattr(self.inputs, name) for name in types}, **self.pools.arrays}
         self._buffers = [arrays[name] for name in compiled.inputs]
@@ -194,7 +195,8 @@ class StepGraph:
         else:
             types = input_types(sizes, self.config)
             parts = {n: getattr(self.inputs, n)[: shape[0]] for n, (shape, _) in types.items()}
-            call = graph.bind({**parts, **self.pools.arrays}, [array[:picks] for array in results])
+            bound = [_first_rows(array, picks) for array in results]
+            call = graph.bind({**parts, **self.pools.arrays}, bound)
         self._calls[rows, picks, adjustments] = call
         if len(self._calls) > _KEPT_CALLS:
             self._calls.popitem(last=False)
@@ -214,6 +216,13 @@ class StepGraph:
         self.pools.release()
         self._buffers, self._prepared = [], None
         self._compiled = self._residency = None
+
+
+def _first_rows(array: Any, count: int) -> Any:
+    """The first rows of an array, in its memory."""
+    if isinstance(array, DeviceArray):
+        return DeviceArray(array.device, array.memory, (count, *array.shape[1:]), array.dtype)
+    return array[:count]
 
 
 def _residency(compiled: CompiledGraph, policy: TidePolicy) -> ResidencyLoop | None:

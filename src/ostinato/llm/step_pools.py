@@ -8,10 +8,12 @@ import numpy as np
 
 from ostinato.errors import InputError
 from ostinato.llm.step_sizes import StepSizes
+from ostinato.plan.device_array import DeviceArray
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from ostinato.dtypes import DType
     from ostinato.llm.families.builder import BlockName, State
     from ostinato.llm.step_sizes import StepLimits
 
@@ -29,17 +31,22 @@ class StepPools:
     Args:
         states: of the graph.
         limits: of its steps: the number of blocks and of sequences.
+        zeros: makes an array of a shape and a dtype in the memory that steps use.
 
     Attributes:
-        arrays: of each state, by name.
+        arrays: of each state, by name; ``DeviceArray`` on a GPU.
     """
 
-    def __init__(self, states: Mapping[str, State], limits: StepLimits) -> None:
+    def __init__(
+        self,
+        states: Mapping[str, State],
+        limits: StepLimits,
+        zeros: Callable[[tuple[Any, ...], DType], Any],
+    ) -> None:
         self._states, self._limits = states, limits
         sizes = StepSizes.most(limits)
-        self.arrays: dict[str, Array] = {
-            name: np.zeros(sizes.of_state(state), state.dtype.numpy)
-            for name, state in states.items()
+        self.arrays: dict[str, Any] = {
+            name: zeros(sizes.of_state(state), state.dtype) for name, state in states.items()
         }
 
     def release(self) -> None:
@@ -53,7 +60,7 @@ class StepPools:
             InputError: there is no such block.
         """
         for pool in self._pools(kind, source, target):
-            pool[target] = pool[source]
+            _write_row(pool, target, pool[source])
 
     def read_block(self, block: int, kind: BlockName = "block") -> bytes:
         """The keys and values of a block, in all layers of its kind.
@@ -75,12 +82,12 @@ class StepPools:
     def block_bytes(self) -> dict[BlockName, int]:
         """Bytes of a block of each kind, in all its layers."""
         names: tuple[BlockName, ...] = ("block", "window") if self._limits.window_blocks else _ALL
-        return {kind: sum(pool[:1].nbytes for pool in self._arrays(kind)) for kind in names}
+        return {kind: sum(map(_row_bytes, self._arrays(kind))) for kind in names}
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of the recurrent states of a sequence."""
-        return sum(slots[:1].nbytes for slots in self._slots())
+        return sum(map(_row_bytes, self._slots()))
 
     def save_slot(self, sequence: int) -> bytes:
         """The recurrent states of a sequence; none in most families.
@@ -101,7 +108,7 @@ class StepPools:
         self._check("sequence", sequence, self._limits.sequences)
         self._write(self._slots(), sequence, saved)
 
-    def _pools(self, kind: BlockName, *blocks: int) -> list[Array]:
+    def _pools(self, kind: BlockName, *blocks: int) -> list[Any]:
         """The pools of a kind, which has these blocks."""
         limits = self._limits
         count = limits.blocks if kind == "block" else limits.window_blocks
@@ -109,10 +116,10 @@ class StepPools:
             self._check(kind if kind == "block" else f"{kind} block", block, count)
         return self._arrays(kind)
 
-    def _slots(self) -> list[Array]:
+    def _slots(self) -> list[Any]:
         return self._arrays("slot")
 
-    def _arrays(self, kind: str) -> list[Array]:
+    def _arrays(self, kind: str) -> list[Any]:
         return [array for n, array in self.arrays.items() if self._states[n].kind == kind]
 
     @staticmethod
@@ -121,14 +128,29 @@ class StepPools:
             raise InputError(f"there is no {kind} {number!r:.80} among {count}")
 
     @staticmethod
-    def _write(arrays: list[Array], position: int, data: Any) -> None:
+    def _write(arrays: list[Any], position: int, data: Any) -> None:
         octets = np.frombuffer(data, np.uint8)
-        wanted = sum(array[:1].nbytes for array in arrays)
+        wanted = sum(map(_row_bytes, arrays))
         if octets.size != wanted:
             raise InputError(f"expected {wanted:,} bytes, got {octets.size:,}")
         start = 0
         for array in arrays:
-            part = array[position]
-            flat: Any = part.reshape(-1).view(np.uint8)
-            flat[:] = octets[start : start + flat.size]
-            start += flat.size
+            end = start + _row_bytes(array)
+            _write_row(array, position, octets[start:end])
+            start = end
+
+
+def _row_bytes(array: Any) -> int:
+    """Bytes of an element of the first axis."""
+    nbytes: int = array.nbytes // array.shape[0]
+    return nbytes
+
+
+def _write_row(array: Any, position: int, data: Array) -> None:
+    """Write the bytes of an element of the first axis."""
+    octets: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    if isinstance(array, DeviceArray):
+        array.memory.write(position * octets.size, memoryview(octets))
+        return
+    row: Any = array[position].reshape(-1).view(np.uint8)
+    row[:] = octets

@@ -81,6 +81,22 @@ class DeviceArray:
         self.memory.read(0, memoryview(octets))
         return array
 
+    def __getitem__(self, rows: int | slice) -> np.ndarray[Any, Any]:
+        """A copy of a row, or of some, in the memory of the host.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        found = range(self.shape[0])[rows]
+        if isinstance(found, range) and found.step != 1:
+            return self.numpy()[rows]
+        first, count = (found, 1) if isinstance(found, int) else (found.start, len(found))
+        array = np.empty((count, *self.shape[1:]), self.dtype)
+        octets: Any = array.reshape(-1).view(np.uint8)
+        if octets.size:
+            self.memory.read(first * (octets.size // count), memoryview(octets))
+        return array[0] if isinstance(found, int) else array
+
     def copy(self, order: str = "C") -> DeviceArray:
         """A copy of it on the same device."""
         return type(self)(self.device, self.memory.copy(), self.shape, self.dtype)

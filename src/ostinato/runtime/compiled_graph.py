@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.common.mutex import Mutex
+from ostinato.dtypes import DType
 from ostinato.errors import InputError
 from ostinato.plan.device_array import on_host
 from ostinato.plan.order import arrays_touched
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.common.context import Context
     from ostinato.backends.device import Device
-    from ostinato.dtypes import DType
     from ostinato.ir.binding import VariableValues
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompiledSizes
@@ -132,6 +132,28 @@ class CompiledGraph(HandleMethods, QueueMethods, ExpertMethods):
         live = signature.live(shapes, arrays=arrays)
         with self._execution.in_order("warm compiles"):
             executable.warm(live.variables)
+
+    # -- arrays ------------------------------------------------------------------------------------
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Array:
+        """A new array of zeros, in memory that runs use as it is.
+
+        Runs read and write it, as an input or output of its shape, without a copy.
+
+        Args:
+            shape: of the array.
+            dtype: of its elements.
+
+        Returns:
+            A :class:`~ostinato.plan.device_array.DeviceArray` on a GPU, by CUDA or WebGPU; NumPy's
+            on other devices.
+
+        Raises:
+            InputError: there is no such dtype.
+            CaptureError: inside a recording.
+        """
+        self._execution.context.refuse_while_capturing("zeros takes memory")
+        return self._execution.executable.zeros(tuple(shape), DType.parse(dtype).numpy)
 
     # -- params ------------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ from ostinato.backends.common.queue import Queue
 from ostinato.errors import CaptureError, GraphError, InputError
 from ostinato.ir.leaves import as_array
 from ostinato.plan.device_array import DeviceArray
-from ostinato.plan.order import Submission, arrays_touched
+from ostinato.plan.order import Accesses, Submission, arrays_touched
 from ostinato.runtime.execution import nothing
 from ostinato.variables import symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ostinato.ir.binding import VariableValues
     from ostinato.runtime.active_extent import ActiveExtents, Extent
@@ -51,13 +51,21 @@ class QueuedCalls:
         """See :meth:`CompiledGraph.commit_no_wait`."""
         recording = self._context.capturing  # by this thread: nothing else begins or ends it
         inputs = self._execution.adopted(inputs)
-        given = inputs if recording else _copied(inputs)
+        given = inputs if recording else _copied(inputs, self._signature.written)
         self._context.enqueue(
             self._queue,
-            self._execution.accesses,
+            self._accesses(inputs),
             partial(self._perform_queued, given, variables, self._extents.own()),
             partial(self._record, inputs, variables),
         )
+
+    def _accesses(self, inputs: object) -> Accesses:
+        """The memory that a queued run touches: copies stand for arrays that it only reads."""
+        own, written = self._execution.accesses, self._signature.written
+        if not written or not isinstance(inputs, Mapping):
+            return own
+        arrays = [array for name, array in inputs.items() if name in written]
+        return Accesses([*own, *arrays_touched([], arrays)])
 
     def _perform_queued(
         self, inputs: object, variables: object, extents: tuple[Extent, ...]
@@ -168,12 +176,17 @@ class QueuedCalls:
         self._executable.last = tuple(self._execution.fitted_results_in_arena(live))
 
 
-def _copied(inputs: object) -> object:
-    """Inputs that the caller may change; what is no array is left for the run to refuse."""
+def _copied(inputs: object, written: Collection[str]) -> object:
+    """Inputs that the caller may change, but for those that the run writes to.
+
+    What is no array is left for the run to refuse.
+    """
     if not isinstance(inputs, Mapping):
         return inputs
     copies: dict[Any, Any] = dict(inputs)
-    for name, given in copies.items():
+    for name, given in inputs.items():
+        if name in written:
+            continue
         with suppress(GraphError):
             array = given if isinstance(given, DeviceArray) else as_array(given)
             copies[name] = array.copy()

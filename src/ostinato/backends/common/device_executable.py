@@ -241,6 +241,9 @@ class DeviceExecutable(ModelExecutable[M, S], ProgramExecutable[M, S, P, C]):
         found: Array = array
         return found
 
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self.empty(shape, dtype)  # new memory of a device is zeroed
+
     # -- running -----------------------------------------------------------------------------------
 
     def run_many(

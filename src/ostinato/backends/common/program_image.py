@@ -98,6 +98,11 @@ class External(NamedTuple):
     size: str
     inout: bool = False
 
+    @property
+    def read(self) -> bool:
+        """Whether what it holds counts when a run begins."""
+        return self.inout or not self.written
+
 
 class RoutingLocation(NamedTuple):
     """The place where a run leaves its routing: the list of rows by expert, or their experts' ids.

@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     ops=frozenset({*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS}),
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
+    inouts=True,
     single_ops=True,
     expert_residency=True,
     experts_in_file=True,

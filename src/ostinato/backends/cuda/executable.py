@@ -185,9 +185,9 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         if not all(array.flags.c_contiguous for array in arrays):
             raise ValueError("an array is not C-contiguous")
         spans = [(_address(array), array.nbytes) for array in arrays]
-        _check_spans(spans, len(inputs))
+        _check_spans(spans, self._inputs)
         touched = [
-            (start, nbytes, number >= len(inputs))
+            (start, nbytes, number >= self._inputs)
             for number, (start, nbytes) in enumerate(spans)
             if nbytes
         ]
@@ -226,10 +226,15 @@ def _address(array: Any) -> int:
     return found
 
 
-def _check_spans(spans: Sequence[tuple[int, int]], inputs: int) -> None:
-    """Check the same of contiguous arrays, given as addresses and sizes, inputs first."""
-    for position in range(inputs, len(spans)):
+def _check_spans(spans: Sequence[tuple[int, int]], read: int) -> None:
+    """Check that no array that is written overlaps another one.
+
+    Args:
+        spans: the address and the size of each array, those that are only read first.
+        read: how many these are.
+    """
+    for position in range(read, len(spans)):
         start, nbytes = spans[position]
         for number, (other, size) in enumerate(spans[:position]):
             if nbytes and size and start < other + size and other < start + nbytes:
-                raise ValueError(f"output {position - inputs} overlaps array {number} in memory")
+                raise ValueError(f"array {position} overlaps array {number} in memory")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ostinato.backends.common.program_image import External
 
 __all__ = ["Places", "Transfer"]
 
@@ -31,3 +34,16 @@ class Places(NamedTuple):
     after: list[Transfer]
     copied_in: list[Transfer]
     copied_out: list[Transfer]
+
+    def add(self, external: External, transfer: Transfer, *, staged: bool) -> None:
+        """Add the copies of an input or output.
+
+        Args:
+            external: says which ones it takes.
+            transfer: from the array inwards, and back.
+            staged: whether the processor makes them.
+        """
+        if external.read:
+            (self.before if staged else self.copied_in).append(transfer)
+        if external.written:
+            (self.after if staged else self.copied_out).append(transfer)

@@ -116,7 +116,7 @@ class CudaProgram:
         )
         self._staging = self._new_staging()
         self._pipeline: Pipeline | None = None
-        self._staged: tuple[list[int], list[tuple[int, int, bool]]] | None = None
+        self._staged: tuple[list[int], list[tuple[bool, int, bool]]] | None = None
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
         self.epoch = Epoch()
@@ -232,7 +232,8 @@ class CudaProgram:
         Args:
             runs: see :meth:`run` for the arguments of each.
         """
-        if len(runs) < 2 or self._decides or self._problems:
+        carried = any(external.inout for external in self._externals)  # from run to run
+        if len(runs) < 2 or carried or self._decides or self._problems:
             for blocks, variables in runs:
                 self.run(blocks, variables)
             return
@@ -307,15 +308,11 @@ class CudaProgram:
             if nbytes == 0:
                 continue
             if isinstance(block, DeviceBlock | DeviceArray):
-                transfer = Transfer(block.address, inside, nbytes)
-                (places.copied_out if external.written else places.copied_in).append(transfer)
+                places.add(external, Transfer(block.address, inside, nbytes), staged=False)
                 continue
             staged = staging.host_address(number)
             transfer = Transfer(host_address(block), staged or inside, nbytes)
-            if external.written:
-                (places.after if staged else places.copied_out).append(transfer)
-            else:
-                (places.before if staged else places.copied_in).append(transfer)
+            places.add(external, transfer, staged=bool(staged))
         return places
 
     def host_places(self, spans: Sequence[tuple[int, int]], variables: Sequence[int]) -> Places:
@@ -331,15 +328,15 @@ class CudaProgram:
         self.take_memory(variables)
         fixed = self.fixed_addresses()
         places = Places(fixed, fixed + inside, [], [], [], [])
-        kinds = (places.before, places.after, places.copied_in, places.copied_out)
-        for number, (kind, target, depends) in enumerate(transfers):
+        for number, (staged, target, depends) in enumerate(transfers):
             outside, nbytes = spans[number]
             if depends:
                 live = self.sizes.nbytes(number, variables)
                 self._staging.address(number, live)
                 nbytes = min(nbytes, live)
             if nbytes:
-                kinds[kind].append(Transfer(outside, target, nbytes))
+                transfer = Transfer(outside, target, nbytes)
+                places.add(self._externals[number], transfer, staged=staged)
         return places
 
     def take_memory(self, variables: Sequence[int]) -> None:
@@ -357,16 +354,16 @@ class CudaProgram:
             taken.clear()
         taken.add(values)
 
-    def _staged_places(self) -> tuple[list[int], list[tuple[int, int, bool]]]:
-        """The slots of staged arrays; by array, its list of transfers, its place and whether its
-        size follows from Variables.
+    def _staged_places(self) -> tuple[list[int], list[tuple[bool, int, bool]]]:
+        """The slots of staged arrays; by array, whether the processor copies it, its place and
+        whether its size follows from Variables.
         """
         staging, transfers = self._staging, []
         inside = [staging.address(number, 0) for number in range(len(self._externals))]
-        for number, external in enumerate(self._externals):
+        for number in range(len(self._externals)):
             staged = staging.host_address(number)
-            kind = int(external.written) + (0 if staged else 2)
-            transfers.append((kind, staged or inside[number], self.sizes.depends(number)))
+            place = staged or inside[number]
+            transfers.append((bool(staged), place, self.sizes.depends(number)))
         return inside, transfers
 
     def _carry_out(

@@ -41,8 +41,8 @@ class _Layout:
 
     Attributes:
         offsets: of each input and output, behind the Variables; -1: in a block of its own.
-        inputs_end: the end of Variables and inputs.
-        outputs: the start of the outputs.
+        inputs_end: the end of Variables and of what runs read.
+        outputs: the start of what they write; inputs that are written lie in both.
         end: the end of all that is copied.
         host_end: the end of all of it.
     """
@@ -58,12 +58,14 @@ class _Layout:
         end = _aligned(8 * (HEADER_WORDS + words))
         inputs_end = outputs = end
         offsets = []
-        for number, external in enumerate(externals):  # inputs come first
+        for number, external in enumerate(externals):  # inputs come first, outputs last
             small = external.nbytes <= _SMALL and number not in mapped
             offsets.append(end if small else -1)
             end += _aligned(max(external.nbytes, 1)) if small else 0
             if not external.written:
-                inputs_end = outputs = end
+                outputs = end
+            if external.read:
+                inputs_end = end
         host_end = end
         for number in sorted(mapped):
             offsets[number] = host_end

@@ -241,7 +241,7 @@ class WebGpuProgram:
                 continue
             if external.written:
                 places.downloads[number] = Download(staged, 0, host_address(octets), nbytes)
-            if external.inout or not external.written:
+            if external.read:
                 places.uploads.append((staged, octets[:nbytes]))
         return places
 

@@ -141,3 +141,47 @@ def test_wrong_tensors_are_refused(session: ost.Session) -> None:
     cpu = adder(ost.Session("cpu", threads=1))
     with pytest.raises(ost.InputError, match="'x': a Foreign is in the memory of a GPU"):
         cpu.run({"x": Foreign(on_device(session, X)), "y": X})
+
+
+@pytest.mark.parametrize("rows", [3, 1 << 15])
+def test_arrays_that_runs_write_to_are_the_callers(session: ost.Session, rows: int) -> None:
+    """In runs, bound calls, queued and pipelined runs, and replays; small ones are staged."""
+    g = ost.Graph("cache")
+    x, at = g.input("x", (1, 4)), g.input("at", (), "int64")
+    cache = g.inout("cache", (rows, 4))
+    new = g.dynamic_update_slice(cache, g.slice(cache, (0, 0), (1, 4)) + x, (at, 0))
+    g.assign(cache, new)
+    g.set_outputs([g.sum(new, axis=0)])
+    compiled = session.compile(g)
+    held, out = np.zeros((rows, 4), np.float32), np.zeros(4, np.float32)
+    feed = {"x": np.ones((1, 4), np.float32), "at": np.array(0), "cache": held}
+    call, total = compiled.bind(feed, [out]), 0
+
+    def check(runs: int, result: np.ndarray) -> None:
+        nonlocal total
+        total += runs
+        assert held[0].tolist() == [total] * 4
+        assert held[1:].sum() == 0
+        assert result.tolist() == [total] * 4
+
+    for _ in range(4):
+        check(1, compiled.run(feed)[0])
+        call()
+        check(1, out)
+    compiled.commit_no_wait(feed)
+    compiled.commit_no_wait(feed)
+    compiled.sync_pending()
+    check(3, compiled.run(feed)[0])
+    check(3, compiled.run_pipelined([feed, feed, feed])[-1][0])
+    session.context.begin_graph_capture()
+    call()
+    call()
+    session.context.end_graph_capture(1)
+    for _ in range(3):
+        assert session.context.replay_graph(1)
+        check(2, out)
+    device = compiled.zeros((rows, 4), "float32")
+    for step in range(1, 4):
+        (result,) = compiled.run({**feed, "cache": device})
+        assert result.tolist() == device[0].tolist() == [step] * 4
+    check(0, out)

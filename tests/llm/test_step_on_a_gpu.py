@@ -1,0 +1,113 @@
+"""Steps of language models on the CUDA device, with a driver in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.errors import InputError
+from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_sizes import StepLimits
+from ostinato.plan.device_array import DeviceArray
+from tests.devices.registered import open_session, registered
+from tests.llm.greedy import feed, forced, spread_blocks
+from tests.llm.tiny_llm import write_llm
+from tests.llm.tiny_models import load_expected, prompt, write_folder
+
+LIMITS = StepLimits(rows=32, sequences=2, picks=2, blocks=4, context=128, adjustments=2)
+
+
+@pytest.fixture(scope="module")
+def cuda() -> ost.Session:
+    return open_session("cudahost")
+
+
+def checkpoint_of(family: str, folder: Path) -> Checkpoint:
+    expected = load_expected(family)
+    write_folder(folder, expected.config, expected.shapes, 0)
+    return open_checkpoint(folder)
+
+
+def driver_of(session: ost.Session) -> Any:
+    backend: Any = session._backend
+    return backend.host
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_next"])
+def test_answers_are_those_of_transformers(family: str, cuda: ost.Session, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(family, tmp_path)
+    answer = load_expected(family).tokens[0, 1].tolist()[:3]
+    text = prompt(checkpoint.config.vocabulary, 17, 0)
+    steps = [StepGraph(checkpoint, LIMITS, kv_dtype="float32")]
+    steps.append(StepGraph(checkpoint, LIMITS, kv_dtype="float32", session=cuda))
+    found = []
+    for step in steps:
+        spread_blocks(step)
+        found.append(forced(step, text, answer, chunk=9))
+    (_, exact), (tokens, logits) = found
+    assert tokens == answer
+    np.testing.assert_allclose(logits, exact, atol=1e-5 * np.abs(exact).max())
+
+
+def test_a_model_answers_as_on_the_cpu(tmp_path: Path) -> None:
+    """Two branches of a prompt, whose last block both continue, drawn from the distribution."""
+    folder, answers = write_llm(tmp_path), []
+    for device in ("cpu", "cudahost"):
+        with (
+            registered(cudahost="tests.devices.cuda_host.backend:CudaHostBackend"),
+            ost.llm.load(folder, device=device, context=64, sequences=2) as model,
+        ):
+            sampling = {"temperature": 1.0, "seed": 3, "max_tokens": 4}
+            found = model.generate("+,-./+,-./+,", n=2, logprobs=1, **sampling)
+        answers.append([found.tokens, *(other.tokens for other in found.alternatives)])
+        assert len(found.logprobs) == len(found.tokens)
+    assert answers[0] == answers[1]
+
+
+def test_keys_values_and_logits_stay_on_the_device(cuda: ost.Session, tmp_path: Path) -> None:
+    """A step copies its small inputs and outputs, and is one launch of a graph."""
+    step = StepGraph(checkpoint_of("llama", tmp_path), LIMITS, session=cuda)
+    assert all(isinstance(pool, DeviceArray) for pool in step.pools.arrays.values())
+    spread_blocks(step)
+    driver = driver_of(cuda)
+    for position in range(4):
+        feed(step, [position], position)
+        if position == 2:
+            driver.events.clear()
+        step.run(1, 1, 1)
+    assert {name for name, _ in driver.events} <= {"launch_graph", "synchronize"}
+    assert step.outputs.logits[0].shape == (step.config.vocabulary,)
+    assert step.outputs.logits[0].argmax() == step.outputs.token[0]
+    np.testing.assert_array_equal(step.outputs.logits[:1], np.asarray(step.outputs.logits)[:1])
+    with pytest.raises(IndexError):
+        step.outputs.logits[LIMITS.picks]
+
+
+def test_blocks_and_slots_of_the_device(cuda: ost.Session, tmp_path: Path) -> None:
+    step = StepGraph(checkpoint_of("qwen3_next", tmp_path), LIMITS, session=cuda)
+    pools, rng = step.pools, np.random.default_rng(0)
+    (count,) = pools.block_bytes.values()
+    first, second = (rng.integers(0, 99, count, np.uint8).tobytes() for _ in range(2))
+    pools.write_block(1, first)
+    pools.write_block(3, second)
+    pools.copy_block(1, 2)
+    assert [pools.read_block(n) for n in range(4)] == [bytes(count), first, first, second]
+    saved = rng.integers(0, 99, pools.slot_bytes, np.uint8).tobytes()
+    pools.load_slot(1, saved)
+    assert [pools.save_slot(n) for n in range(2)] == [bytes(len(saved)), saved]
+    for wrong in (
+        lambda: pools.write_block(0, first[1:]),
+        lambda: pools.copy_block(0, 4),
+        lambda: pools.load_slot(2, saved),
+    ):
+        with pytest.raises(InputError):
+            wrong()
+    assert pools.read_block(0) == bytes(count)
+    step.close()
+    with pytest.raises(ost.PlanError):
+        step.run(1, 1, 1)
