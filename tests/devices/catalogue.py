@@ -43,6 +43,7 @@ CAPABILITIES = frozenset(
         "row_limits",
         "shared_weights",
         "single_ops",
+        "single_rows",
     }
 )
 

@@ -160,7 +160,7 @@ class CudaEmulationBackend(Backend):
     segments: ClassVar[bool] = False
     blocks: ClassVar[int] = 1
     one_block: ClassVar[bool] = False
-    capabilities = replace(CAPABILITIES, capture=False, single_ops=False)
+    capabilities = replace(CAPABILITIES, capture=False, single_ops=False, shared_weights=False)
 
     def __init__(self, device: Device, threads: int | None = None, orders: int = 1) -> None:
         self.device = device

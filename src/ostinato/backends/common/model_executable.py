@@ -14,6 +14,7 @@ from ostinato.plan.buffer import bytes_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ostinato.backends.base import Executable
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.backends.common.program_memory import ProgramMemory
@@ -78,6 +79,12 @@ class ModelExecutable(ABC, Generic[M, S]):
             raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
         self.memory.weights.write(params, self._write)
 
+    def shares_weights(self, other: Executable) -> bool:
+        if not isinstance(other, ModelExecutable):
+            return False
+        own, others = self.memory.weights.block, other.memory.weights.block
+        return own.memory is others.memory
+
     def _weights_of(
         self, siblings: Sequence[Self], params: Mapping[str, ParamSource]
     ) -> Weights[M, S] | None:
@@ -98,8 +105,8 @@ class ModelExecutable(ABC, Generic[M, S]):
             return weights.unpacked.holds(name, source)
         nbytes, location = self._image.params[name]
         assert location is not None
-        given = memoryview(bytes_of(np.ascontiguousarray(elements(source))))
-        return self._held(location, nbytes) == given
+        given = np.frombuffer(bytes_of(np.ascontiguousarray(elements(source))), np.uint8)
+        return np.array_equal(np.frombuffer(self._held(location, nbytes), np.uint8), given)
 
     # -- experts -----------------------------------------------------------------------------------
 

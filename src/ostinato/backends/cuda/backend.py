@@ -100,7 +100,10 @@ class CudaBackend(Backend):
         experts: ExpertsInFile | None = None,
         siblings: Sequence[Executable] | None = None,
     ) -> CudaExecutable:
-        load = partial(self._executable, params=params, graphs=options.launch_graphs)
+        near = None
+        if siblings is not None:
+            near = [sibling for sibling in siblings if isinstance(sibling, CudaExecutable)]
+        load = partial(self._executable, params=params, siblings=near, graphs=options.launch_graphs)
         if experts is not None:
             compiled = self._compile(graph, options, progress, experts=ExpertStore.of(experts))
             return load(compiled, experts=experts.tensors)
@@ -123,6 +126,7 @@ class CudaBackend(Backend):
             self.context,
             params,
             stored.compilation,
+            near,
             graphs=options.launch_graphs,
         )
 
@@ -157,6 +161,7 @@ class CudaBackend(Backend):
         self,
         compiled: Compilation,
         params: Mapping[str, ParamSource],
+        siblings: Sequence[CudaExecutable] | None,
         *,
         graphs: bool,
         experts: Mapping[str, ExpertTensor] | None = None,
@@ -169,6 +174,7 @@ class CudaBackend(Backend):
                 self.context,
                 params,
                 lambda: compiled,
+                siblings,
                 graphs=graphs,
                 experts=experts,
             )

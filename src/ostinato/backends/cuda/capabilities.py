@@ -26,7 +26,9 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     inouts=True,
+    shared_weights=True,
     single_ops=True,
+    single_rows=True,
     expert_residency=True,
     experts_in_file=True,
 )

@@ -52,8 +52,8 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         context: the device's command queue.
         params: contents of the params.
         compilation: returns the compilation of the program, for plans and reports.
+        siblings, experts: see the class above.
         graphs: whether runs are launched as CUDA graphs.
-        experts: see the class above.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         context: CudaContext,
         params: Mapping[str, ParamSource],
         compilation: Callable[[], Compilation],
+        siblings: Sequence[CudaExecutable] | None = None,
         *,
         graphs: bool = True,
         experts: Mapping[str, ExpertTensor] | None = None,
@@ -77,7 +78,8 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
             context,
             params,
             compilation,
-            experts=experts,
+            siblings,
+            experts,
         )
 
     @property

@@ -770,3 +770,22 @@ def test_parts_of_layers_are_not_run_by_records() -> None:
     in_layers, by_record = (set(called.findall(code)) for code in (loop, parts))
     assert len(in_layers - by_record) > len(in_layers & by_record)  # those on other blocks
     assert not re.search(r"\brecord\[", loop)
+
+
+def test_arrays_of_open_size_are_read_as_far_as_they_go(session: ost.Session) -> None:
+    """A row that a part in front chooses: no more rows are brought ahead than there are."""
+    rng, n = np.random.default_rng(0), ost.Variable("n", 16, 32)
+    g = ost.Graph("chosen")
+    x, y = g.input("x", (n, 64)), g.input("y", (1, 64))
+    weights = [(rng.standard_normal((64, size)) / 8).astype(np.float32) for size in (16, 64)]
+    router, w = (g.param(f"w{i}", each.shape, value=each) for i, each in enumerate(weights))
+    row = g.take(x, g.argmax(g.matmul(y, router), axis=1), axis=0)
+    g.set_outputs([g.matmul(g.tanh(g.matmul(g.softmax(row), w)), w)])
+    compiled = session.compile(g)
+    assert len(segments_of(compiled)) == 1
+    for rows in (17, 32, 16):
+        given = [rng.standard_normal(shape).astype(np.float32) for shape in ((rows, 64), (1, 64))]
+        (found,) = compiled.run(dict(zip("xy", given, strict=True)))
+        powers = np.exp(given[0][np.argmax(given[1] @ weights[0])].astype(np.float64))
+        truth = np.tanh(powers / powers.sum() @ weights[1]) @ weights[1]
+        np.testing.assert_allclose(found[0], truth, rtol=1e-4, atol=1e-5)

@@ -92,10 +92,15 @@ class _Forms:
             tuple(sorted(padded.items())),
             shares,
             repeated,
-            frozenset(n for n, position in readable if not self.segment.args[position].writes),
+            frozenset(n for n, position in readable if self._lasts(position)),
             all(position not in self._written_by_others for _, position in readable),
             frozenset(self.packets[place]),
         )
+
+    def _lasts(self, position: int) -> bool:
+        """Whether no part writes an argument, and all of it is there in every run."""
+        segment = self.segment
+        return not segment.args[position].writes and position not in segment.sized
 
     def _shares(self, part: Part, place: int) -> tuple[tuple[int, ...], int]:
         """The shares that a part is run for, and the parts in front that are repeated with it."""

@@ -57,7 +57,7 @@ class Form:
         shares: where it is run for shares: the items of the part that reads them, the items of each
             share, then by argument, elements from one share to the next.
         repeated: of the part that reads shares, those in front of it that are run for these.
-        lasting: the arguments that no part writes.
+        lasting: the arguments that no part writes, and whose sizes are numbers.
         early: whether a block may read its arguments before its turn, at the risk of what it writes
             to them itself: nothing waits for other blocks.
         received: the arguments that are in shared memory once it has got them from packets.

@@ -198,6 +198,7 @@ class Assembly:
             block_bytes,
             self._settings.one_block,
             _fixed(buffers) if self._settings.one_block else (),
+            frozenset(i for i, buffer in enumerate(buffers) if _is_sized(buffer)),
             variables,
             self._settings.layers,
         )
@@ -323,6 +324,12 @@ def _fixed(buffers: Sequence[LoweredBuffer]) -> tuple[tuple[int, int], ...]:
     roles = (Role.PARAM, Role.CONSTANT, Role.PREPARED)
     found = [(i, buffer.nbytes) for i, buffer in enumerate(buffers) if buffer.role in roles]
     return tuple((i, nbytes) for i, nbytes in found if 0 < nbytes <= _FIXED_BYTES)
+
+
+def _is_sized(buffer: LoweredBuffer) -> bool:
+    """Whether the size of a buffer follows from Variables: it may end before what it may have."""
+    whole = buffer if buffer.home is None else buffer.home
+    return not all(isinstance(dim, int) for dim in whole.type.shape)
 
 
 def _whole(nbytes: int) -> int:
