@@ -47,7 +47,6 @@ _ABILITIES = {
     "expert_residency": "counts, captures and places experts",
     "experts_in_file": "leaves experts in their file",
     "shared_weights": "shares packed weights between sizes of a model",
-    "single_rows": "has kernels for graphs of a single row",
 }
 
 

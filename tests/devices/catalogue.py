@@ -43,7 +43,6 @@ CAPABILITIES = frozenset(
         "row_limits",
         "shared_weights",
         "single_ops",
-        "single_rows",
     }
 )
 

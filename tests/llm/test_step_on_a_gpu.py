@@ -88,27 +88,6 @@ def test_keys_values_and_logits_stay_on_the_device(cuda: ost.Session, tmp_path: 
         step.outputs.logits[LIMITS.picks]
 
 
-def test_steps_of_one_row_are_a_graph_of_their_own(cuda: ost.Session, tmp_path: Path) -> None:
-    """A segment of nearly all of it, with the same weights in memory; not where others would be."""
-    step = StepGraph(checkpoint_of("llama", tmp_path), LIMITS, session=cuda)
-    single = step._single
-    assert single is not None and single.shares_weights(step._graph)
-    (largest, *others) = sorted(len(op.node_names) for op in single.plan.prepared_kernels)[::-1]
-    assert largest > 4 * sum(others)
-    twin = step.clone()
-    assert twin._single is not single and twin._single.shares_weights(twin._graph)
-    results = []
-    for each in (step, twin):
-        spread_blocks(each)
-        tokens, logits = forced(each, [5, 6, 7], [8, 9, 10])
-        results.append((tokens, logits.tobytes()))
-    assert results[0] == results[1]
-    mixtral = tmp_path / "mixtral"
-    mixtral.mkdir()
-    step = StepGraph(checkpoint_of("mixtral", mixtral), LIMITS, session=cuda)
-    assert step._single is None
-
-
 def test_blocks_and_slots_of_the_device(cuda: ost.Session, tmp_path: Path) -> None:
     step = StepGraph(checkpoint_of("qwen3_next", tmp_path), LIMITS, session=cuda)
     pools, rng = step.pools, np.random.default_rng(0)

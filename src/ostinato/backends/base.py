@@ -60,8 +60,6 @@ class Capabilities:
         single_ops: whether its context runs ops one by one; without, sessions are refused.
         row_limits: whether runs leave out the rows beyond an active extent; without, all rows are
             computed.
-        single_rows: whether graphs of a single row have kernels of their own, so that steps that
-            often have one are best compiled for it as well.
         expert_residency: whether layers of experts are counted, captured and made resident.
         excluded: pairs of an op and a dtype that it does not take, although other ops do.
     """
@@ -78,7 +76,6 @@ class Capabilities:
     inouts: bool = False
     single_ops: bool = False
     row_limits: bool = False
-    single_rows: bool = False
     expert_residency: bool = False
     excluded: frozenset[tuple[str, DType]] = frozenset()
 
@@ -252,10 +249,6 @@ class Executable(ABC):
         import numpy as np
 
         return np.zeros(shape, dtype)
-
-    def shares_weights(self, other: Executable) -> bool:
-        """Whether the weights of both are in the same memory."""
-        return False
 
     @abstractmethod
     def read_state(self, name: str) -> np.ndarray[Any, Any]:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ostinato.llm.config import ModelConfig
     from ostinato.llm.families.builder import State
     from ostinato.moe.residency import ResidencyCounters
-    from ostinato.ops.builder import Graph
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.compiled_graph import CompiledGraph
 
@@ -43,9 +42,6 @@ __all__ = ["TIDE", "StepGraph"]
 
 TIDE: Final = TidePolicy(refresh_every=16)
 """The schedule by which experts in files become resident, unless another one is given."""
-
-#: The sizes of a step of one row.
-_SINGLE: Final = {"rows": 1, "picks": 1, "adjustments": 1}
 
 #: Calls that are kept, one for each combination of sizes.
 _KEPT_CALLS: Final = 256
@@ -99,21 +95,14 @@ class StepGraph:
         checkpoint = for_device(checkpoint, session.capabilities)
         shared = session.device.kind == "CPU"
         graph, states = step_graph(checkpoint, limits, kv_dtype, shared=shared)
-        options = model_options(session, options)
-        apart = session.capabilities.single_rows and expert_budget is None
         compiled = session.compile(
             graph,
-            options=options,
+            options=model_options(session, options),
             progress=progress,
             experts=None if expert_budget is None else CheckpointExperts(checkpoint),
             expert_budget=expert_budget,
-            siblings=() if apart else None,
         )
-        single = None
-        if apart and not compiled.moe_layers:  # experts are in another form for one row
-            alone, _ = step_graph(checkpoint, replace(limits, **_SINGLE), kv_dtype)
-            single = _sibling(session, alone, options, compiled)
-        self._take(checkpoint.config, limits, states, compiled, single, expert_policy)
+        self._take(checkpoint.config, limits, states, compiled, expert_policy)
 
     def _take(
         self,
@@ -121,14 +110,9 @@ class StepGraph:
         limits: StepLimits,
         states: Mapping[str, State],
         compiled: CompiledGraph,
-        single: CompiledGraph | None,
         policy: TidePolicy | None,
     ) -> None:
-        """Allocate the arrays of a compiled step.
-
-        Args:
-            single: the same for one row, if it is compiled apart.
-        """
+        """Allocate the arrays of a compiled step."""
         self.config, self.limits = config, limits
         self._most = StepSizes.most(limits)
         types = input_types(self._most, config)
@@ -145,7 +129,6 @@ class StepGraph:
         )
         self._states, self.pools = states, StepPools(states, limits, compiled.zeros)
         self._compiled: CompiledGraph | None = compiled
-        self._single = single
         arrays = {**{name: getattr(self.inputs, name) for name in types}, **self.pools.arrays}
         self._buffers = [arrays[name] for name in compiled.inputs]
         self._prepared = compiled.prepare_run([array.shape for array in self._buffers])
@@ -205,8 +188,6 @@ class StepGraph:
             if not 1 <= value <= most:
                 raise InputError(f"a step takes 1 to {most} {name}, got {value!r:.80}")
         graph, sizes = self._graph, replace(self._most, **given)
-        if self._single is not None and given == _SINGLE:
-            graph = self._single
         results = [getattr(self.outputs, name) for name in field_names(self.outputs)]
         if (prepared := self._prepared) is not None:
             values = tuple(getattr(sizes, name) for name in prepared.names)
@@ -226,9 +207,7 @@ class StepGraph:
     def clone(self) -> StepGraph:
         """A step with arrays and pools of its own, which are empty, and the same weights."""
         twin = StepGraph.__new__(StepGraph)
-        single = None if self._single is None else self._single.clone()
-        compiled = self._graph.clone()
-        twin._take(self.config, self.limits, self._states, compiled, single, self._policy)
+        twin._take(self.config, self.limits, self._states, self._graph.clone(), self._policy)
         return twin
 
     def close(self) -> None:
@@ -236,18 +215,7 @@ class StepGraph:
         self._calls.clear()
         self.pools.release()
         self._buffers, self._prepared = [], None
-        self._compiled = self._single = self._residency = None
-
-
-def _sibling(
-    session: Session, graph: Graph, options: CompileOptions, other: CompiledGraph
-) -> CompiledGraph | None:
-    """A graph compiled beside another one; ``None`` where it would have weights of its own."""
-    try:
-        compiled = session.compile(graph, options=options, siblings=[other])
-    except MemoryError:
-        return None
-    return compiled if compiled.shares_weights(other) else None
+        self._compiled = self._residency = None
 
 
 def _first_rows(array: Any, count: int) -> Any:

@@ -133,10 +133,6 @@ class CompiledGraph(HandleMethods, QueueMethods, ExpertMethods):
         with self._execution.in_order("warm compiles"):
             executable.warm(live.variables)
 
-    def shares_weights(self, other: CompiledGraph) -> bool:
-        """Whether both have their weights in the same memory; see ``siblings`` of ``compile``."""
-        return self._execution.executable.shares_weights(other._execution.executable)
-
     # -- arrays ------------------------------------------------------------------------------------
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Array:

@@ -22,7 +22,7 @@ from ostinato.runtime.handles import Handles
 from ostinato.runtime.signature import Signature, interface_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ostinato.backends.base import Capabilities, Executable, Progress
     from ostinato.backends.common.context import Context
@@ -85,7 +85,6 @@ class Session:
         progress: Progress | None = None,
         experts: ExpertSource | None = None,
         expert_budget: int | None = None,
-        siblings: Sequence[CompiledGraph] | None = None,
     ) -> CompiledGraph:
         """Compile ``graph``; it may be run as often as you like.
 
@@ -100,9 +99,6 @@ class Session:
                 by each run that calls them, and results are the same to the bit.
             expert_budget: bytes of memory for experts, those that are being read included; every
                 clone has as much. By default all experts have slots.
-            siblings: graphs of the same model that this session has compiled. Weights that are the
-                same, in the same form, are in memory once, if the device has the capability
-                ``shared_weights``; to be shared with later ones, give none: ``()``.
 
         Raises:
             GraphError: the graph has no outputs, is malformed, or has a tensor beyond all memory.
@@ -135,10 +131,7 @@ class Session:
         arrays = {**sources, **given}
         stored = self._stored_experts(interface, given, experts, expert_budget)
         if stored is None:
-            shared: dict[str, Any] = {}
-            if siblings is not None and self.capabilities.shared_weights:
-                shared["siblings"] = [sibling._execution.executable for sibling in siblings]
-            executable = self._backend.compile(graph, arrays, options, progress, **shared)
+            executable = self._backend.compile(graph, arrays, options, progress)
         else:
             arrays = {name: a for name, a in arrays.items() if name not in stored.tensors}
             executable = self._backend.compile(graph, arrays, options, progress, experts=stored)

@@ -14,7 +14,6 @@ from ostinato.plan.buffer import bytes_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ostinato.backends.base import Executable
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.backends.common.program_memory import ProgramMemory
@@ -78,12 +77,6 @@ class ModelExecutable(ABC, Generic[M, S]):
         if stored := [name for name in params if name in self._tensors]:
             raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
         self.memory.weights.write(params, self._write)
-
-    def shares_weights(self, other: Executable) -> bool:
-        if not isinstance(other, ModelExecutable):
-            return False
-        own, others = self.memory.weights.block, other.memory.weights.block
-        return own.memory is others.memory
 
     def _weights_of(
         self, siblings: Sequence[Self], params: Mapping[str, ParamSource]

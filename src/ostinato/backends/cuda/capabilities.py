@@ -28,7 +28,6 @@ CAPABILITIES = Capabilities(
     inouts=True,
     shared_weights=True,
     single_ops=True,
-    single_rows=True,
     expert_residency=True,
     experts_in_file=True,
 )

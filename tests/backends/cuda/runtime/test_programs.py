@@ -229,3 +229,22 @@ def test_equal_elements_of_a_state_are_not_copied_from_the_host(
     compiled.unbind_handle("s")
     assert driver.count_of("copy") - before == copies
     assert (compiled.read_handle("s") == init).all()
+
+
+def test_sizes_share_weights_until_they_are_written(session: ost.Session) -> None:
+    n, rng = ost.Variable("n", 1, 64), np.random.default_rng(0)
+    g = ost.Graph("sized")
+    weight = rng.standard_normal((48, 32)).astype(np.float32)
+    w, empty = g.param("w", weight.shape, value=weight), g.param("e", (0, 32))
+    product = g.matmul(g.input("x", (n, 48)), w)
+    g.set_outputs([g.concat([product, empty], axis=0)])
+    options = ost.CompileOptions(specialize="always")
+    compiled = session.compile(g, {"e": np.zeros((0, 32), np.float32)}, options=options)
+    for factor in (1, 2):
+        for rows in (8, 12, 8, 3):
+            x = rng.standard_normal((rows, 48)).astype(np.float32)
+            (found,) = compiled.run({"x": x})
+            np.testing.assert_allclose(found, factor * x @ weight, rtol=1e-4, atol=1e-4)
+        blocks = {id(e.memory.weights.block.memory) for e in compiled._execution.executable._each()}
+        assert len(blocks) == 1 or factor == 2
+        compiled.set_param("w", 2 * weight)
