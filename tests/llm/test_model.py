@@ -407,5 +407,6 @@ def test_windows_of_published_sizes_have_few_blocks(tmp_path: Path) -> None:
         less = size_pools(model, "bfloat16", **options, kv_memory=memory)
         assert less.nbytes <= memory
         assert less.blocks >= less.window_blocks >= 1
+        assert size_pools(model, "bfloat16", **options, kv_memory=None, free=4 * memory) == less
     short = size_pools(model, "bfloat16", **options | {"context": 1536}, kv_memory="10GB")
     assert (short.blocks, short.window_blocks) == (8 * 24, 0)

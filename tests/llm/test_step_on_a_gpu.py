@@ -64,9 +64,19 @@ def test_a_model_answers_as_on_the_cpu(tmp_path: Path) -> None:
         ):
             sampling = {"temperature": 1.0, "seed": 3, "max_tokens": 4}
             found = model.generate("+,-./+,-./+,", n=2, logprobs=1, **sampling)
+            assert model.limits.kv_bytes > 0
         answers.append([found.tokens, *(other.tokens for other in found.alternatives)])
         assert len(found.logprobs) == len(found.tokens)
     assert answers[0] == answers[1]
+
+
+def test_free_memory_is_that_of_the_gpu(cuda: ost.Session) -> None:
+    driver = driver_of(cuda)
+    before = cuda.context.free_memory
+    assert before == driver.memory_info()[0]
+    kept = cuda.context.upload(np.zeros(1 << 20, np.float32))
+    assert before - cuda.context.free_memory == kept.nbytes
+    assert ost.Session("cpu").context.free_memory is None
 
 
 def test_keys_values_and_logits_stay_on_the_device(cuda: ost.Session, tmp_path: Path) -> None:

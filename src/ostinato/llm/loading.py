@@ -122,6 +122,7 @@ def load(
             context=context,
             rows=_STEP_ROWS,
             kv_memory=kv_memory,
+            free=session.context.free_memory,
         )
         known = replace(
             known,

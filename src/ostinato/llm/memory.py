@@ -147,6 +147,7 @@ def size_pools(
     context: int,
     rows: int,
     kv_memory: int | str | None,
+    free: int | None = None,
 ) -> Pools:
     """Sizes of pools for the keys and values of a model.
 
@@ -158,6 +159,7 @@ def size_pools(
         rows: of a step.
         kv_memory: bytes to use; ``None``: for whole contexts of all sequences, but a quarter of
             the free memory at most.
+        free: bytes that are free where the pools will be; ``None``: on the host.
 
     Raises:
         InputError: ``kv_memory`` is no number of bytes, or too little for a block.
@@ -168,7 +170,7 @@ def size_pools(
     if not near or each_near == each:  # nothing ever leaves a window
         whole, near, each_near = max(whole + near, 1), 0, 0
     wanted = sequences * (each * whole + each_near * near)
-    given = free_memory() // _FREE_SHARE
+    given = (free_memory() if free is None else free) // _FREE_SHARE
     if kv_memory is not None:
         given = byte_count("kv_memory", kv_memory)
         if given < whole + near:

@@ -68,6 +68,11 @@ class Context(Recorder, DecodeState, CompiledOpCache):
     def _allocate(self, nbytes: int) -> Memory:
         """Zeroed memory of the device."""
 
+    @property
+    def free_memory(self) -> int | None:
+        """Free bytes of the device's memory; ``None``: it is the host's, or does not tell."""
+        return None
+
     def storage(self, nbytes: int) -> Storage:
         """A storage that is allocated at its first use, also by a recorded one."""
         return Storage(self.device, nbytes, self.allocator, queue=self)

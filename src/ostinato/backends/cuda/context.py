@@ -47,6 +47,11 @@ class CudaContext(RecordingContext):
         self._stream = Stream(gpu)
         self.toolchain = toolchain
 
+    @property
+    def free_memory(self) -> int:
+        with self.gpu.current() as driver:
+            return driver.memory_info()[0]
+
     def _merge(self, works: Sequence[RecordedWork]) -> Callable[[], Replay] | None:
         return MergedReplay.of(self._stream, works)
 
