@@ -78,6 +78,25 @@ def test_queued_runs_write_to_the_array_itself(session):
     assert cache[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
+def test_arrays_are_made_in_the_memory_that_runs_use(session):
+    _, compiled = cache_step(session)
+    cache, x = compiled.zeros((6, 4), "float32"), np.ones((1, 4), np.float32)
+    for step in range(3):
+        compiled.run({"x": x, "at": np.array(step), "cache": cache})
+    assert np.asarray(cache)[:, 0].tolist() == [1, 1, 1, 0, 0, 0]
+    assert [cache[row].sum() for row in (2, 3)] == [4, 0]
+    assert compiled.zeros((0, 3), "int8").shape == (0, 3)
+    for shape, dtype, message in (
+        ((-1, 2), "float32", "negative"),
+        ((2.5,), "float32", "dim"),
+        (3, "float32", "sequence"),
+        ((ost.Variable("n", 1, 4),), "float32", "int"),
+        ((2,), "float31", "float31"),
+    ):
+        with pytest.raises(ost.InputError, match=message):
+            compiled.zeros(shape, dtype)
+
+
 def test_sizes_may_be_variables(session):
     n = ost.Variable("n", 1, 64)
     g = ost.Graph()

@@ -10,11 +10,12 @@ import numpy as np
 
 from ostinato.backends.common.mutex import Mutex
 from ostinato.dtypes import DType
-from ostinato.errors import InputError
+from ostinato.errors import GraphError, InputError
+from ostinato.ir.leaves import check_shape
 from ostinato.plan.device_array import on_host
 from ostinato.plan.order import arrays_touched
 from ostinato.runtime.active_extent import ActiveExtents
-from ostinato.runtime.arrays import checked_mapping
+from ostinato.runtime.arrays import checked_mapping, shape_text
 from ostinato.runtime.handle_calls import HandleCalls, HandleMethods
 from ostinato.runtime.handles import output_index
 from ostinato.runtime.moe_calls import ExpertMethods, MoeCalls
@@ -141,19 +142,26 @@ class CompiledGraph(HandleMethods, QueueMethods, ExpertMethods):
         Runs read and write it, as an input or output of its shape, without a copy.
 
         Args:
-            shape: of the array.
+            shape: of the array; a sequence of ints.
             dtype: of its elements.
 
         Returns:
             A :class:`~ostinato.plan.device_array.DeviceArray` on a GPU, by CUDA or WebGPU; NumPy's
-            on other devices.
+            on other devices, and where the graph is compiled for sizes.
 
         Raises:
-            InputError: there is no such dtype.
+            InputError: there is no such shape or dtype.
             CaptureError: inside a recording.
         """
         self._execution.context.refuse_while_capturing("zeros takes memory")
-        return self._execution.executable.zeros(tuple(shape), DType.parse(dtype).numpy)
+        try:
+            sizes, parsed = check_shape("zeros", shape), DType.parse(dtype)
+        except GraphError as error:
+            raise InputError(str(error)) from None
+        numbers = tuple(size for size in sizes if isinstance(size, int))
+        if len(numbers) < len(sizes):
+            raise InputError(f"zeros: a size is an int, got {shape_text(sizes)}")
+        return self._execution.executable.zeros(numbers, parsed.numpy)
 
     # -- params ------------------------------------------------------------------------------------
 

@@ -206,10 +206,11 @@ class QueueMethods:
     ) -> None:
         """Queue a run and return at once.
 
-        The inputs are copied now, so that the caller may change them. Handles, states and params
-        are those of the moment when the run's turn has come. Its results stay in the arena, where
-        the next run overwrites them: read them through :meth:`read_output_row` or a handle that
-        takes them. All other calls on this graph take effect after it.
+        The inputs are copied now, so that the caller may change them, but for those that the graph
+        writes to (``Graph.inout``): the run takes their memory. Handles, states and params are
+        those of the moment when the run's turn has come. Its results stay in the arena, where the
+        next run overwrites them: read them through :meth:`read_output_row` or a handle that takes
+        them. All other calls on this graph take effect after it.
 
         What is wrong with the inputs is raised by :meth:`sync_pending`; later runs still run.
 

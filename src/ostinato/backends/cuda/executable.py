@@ -56,6 +56,9 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         graphs: whether runs are launched as CUDA graphs.
     """
 
+    minds_block = True
+    _direct = False  #: but for runs that take Variables from the variable block
+
     def __init__(
         self,
         image: Image,
@@ -162,9 +165,6 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         return DeviceArray(device, block, found.shape, found.dtype, Flags(found.contiguous))
 
     # -- running -----------------------------------------------------------------------------------
-
-    minds_block = True
-    _direct = False
 
     @property
     def direct(self) -> bool:

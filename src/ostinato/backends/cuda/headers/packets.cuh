@@ -140,8 +140,8 @@ inline void store_packet(float* packet, float element) {
 }
 
 // Whether a lane of the warp says so: called by all of its lanes, which go on together. Lanes that
-// leave a loop one after the other stay apart on GPUs: what a warp does together then, a reduction
-// for example, takes many times as long.
+// leave a loop one after the other may stay apart: what a warp does together then, a reduction for
+// example, goes the long way.
 inline bool any_lane(bool says) { return __any_sync(0xFFFFFFFFu, says) != 0; }
 
 // The integers that packets of type T are.
