@@ -124,6 +124,19 @@ def test_results_have_the_size_that_values_give(session):
         compiled.run({"x": x}, variables={"n": 2}, out=[np.zeros(3, np.float32)])
 
 
+def test_values_that_a_node_cannot_do_with_are_refused_after_others(session):
+    n, m = ost.Variable("n", 0, 8), ost.Variable("m", 0, 8)
+    g = ost.Graph("greatest")
+    kept = g.broadcast_to(g.input("x", ()), (n, 3))
+    g.set_outputs([g.argmax(kept, axis=0) + g.dim_value(m)])
+    compiled, x = session.compile(g), {"x": np.array(1, np.float32)}
+    for at in range(4):
+        assert compiled.run(x, variables={"n": 2, "m": at})[0].tolist() == [at] * 3
+    with pytest.raises(ost.VariableError, match="n >= 1, got n = 0"):
+        compiled.run(x, variables={"n": 0, "m": 1})
+    assert compiled.run(x, variables={"n": 1, "m": 5})[0].tolist() == [5] * 3
+
+
 def test_values_agree_with_shapes(session):
     n, pos = ost.Variable("n", 1, 8), ost.Variable("pos", 0, 3)
     g = ost.Graph("both")

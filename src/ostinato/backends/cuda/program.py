@@ -214,15 +214,13 @@ class CudaProgram:
     def direct_run(self, epoch: Epoch, places: Places) -> GraphRun | None:
         """A run on arrays and values of Variables that each call brings, after one on these places.
 
-        ``None``, where not each array is copied by the processor, whole, or memory depends on
-        Variables.
+        ``None``, where not each array is copied by the processor, whole, or what a run uses of the
+        arena depends on Variables.
         """
         sizes = [external.nbytes for external in self._externals]
         transfers = [*places.before, *places.after]
         copied = [transfer.nbytes for transfer in transfers]
-        if self.on_run is not None or 0 in sizes or copied != sizes:
-            return None
-        if self.sizes.partial or any(map(self.sizes.depends, range(len(sizes)))):
+        if self.on_run is not None or self.sizes.partial or 0 in sizes or copied != sizes:
             return None
         return self.graph_run(epoch, places, (), self.accesses, (), given=True)
 

@@ -168,6 +168,8 @@ def test_arrays_that_runs_write_to_are_the_callers(session: ost.Session, rows: i
         check(1, compiled.run(feed)[0])
         call()
         check(1, out)
+    held[0] += 5  # what the caller writes in between counts
+    total += 5
     compiled.commit_no_wait(feed)
     compiled.commit_no_wait(feed)
     compiled.sync_pending()

@@ -95,3 +95,17 @@ def test_clones_have_pages_of_their_own(session: ost.Session) -> None:
     twin = compiled.clone()
     check(twin, 90)
     check(compiled, 8)
+
+
+def test_values_that_runs_give_take_memory_for_their_own_sizes(session: ost.Session) -> None:
+    """Inputs and outputs are of one size in all runs: later ones could be native."""
+    n, g = ost.Variable("n", 1, BOUND), ost.Graph("given")
+    row = g.input("row", (1, WIDTH))
+    wide = g.tanh(g.matmul(g.broadcast_to(row, (n, WIDTH)), g.param("w", W.shape, value=W)))
+    g.set_outputs([g.sum(g.matmul(wide, g.param("v", W.shape, value=W.T)), axis=0)])
+    compiled = session.compile(g)
+    x = rows(1)
+    once = np.tanh(x.astype(np.float64) @ W) @ W.T
+    for count in (1, 1, 1, 1, 2000, 3):
+        (found,) = compiled.run({"row": x}, variables={"n": count})
+        np.testing.assert_allclose(found, count * once[0], rtol=1e-3, atol=1e-3)
