@@ -789,3 +789,19 @@ def test_arrays_of_open_size_are_read_as_far_as_they_go(session: ost.Session) ->
         powers = np.exp(given[0][np.argmax(given[1] @ weights[0])].astype(np.float64))
         truth = np.tanh(powers / powers.sum() @ weights[1]) @ weights[1]
         np.testing.assert_allclose(found[0], truth, rtol=1e-4, atol=1e-5)
+
+
+def test_results_of_open_size_are_not_awaited_whole(session: ost.Session) -> None:
+    """Sections of a long reduction are as many as there are rows: others are never written."""
+    g, rows = ost.Graph("sections"), ost.Variable("rows", 1, 8)
+    x = g.matmul(g.input("x", (rows, 16)), g.input("w", (16, 100_000)))
+    g.set_outputs([x - g.max(x, axis=1, keepdims=True)])
+    compiled = session.compile(g)
+    assert segments_of(compiled)
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((16, 100_000), np.float32)
+    for count in (8, 1, 3):
+        given = rng.standard_normal((count, 16), np.float32)
+        (found,) = compiled.run({"x": given, "w": w})
+        wanted = given.astype(float) @ w.astype(float)
+        np.testing.assert_allclose(found, wanted - wanted.max(1, keepdims=True), atol=1e-4)

@@ -20,9 +20,9 @@ from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import reached, roots
-from ostinato.lower.loopir.nodes import Load, Store, max_extent
+from ostinato.lower.loopir.nodes import Load, Store, extent_of, max_extent
 from ostinato.lower.program import Role
-from ostinato.variables import Expr, substitute
+from ostinato.variables import Expr, substitute, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
@@ -245,7 +245,7 @@ def _is_repeatable(call: Call, most: int) -> bool:
 
 
 def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
-    """Whether a result may travel in packets: floats, each written once."""
+    """Whether a result may travel in packets: floats, each of which every run writes once."""
     kernel, shape = call.kernel, buffer.type.shape
     position = call.buffers.index(buffer)
     stores: Sequence[Statement]
@@ -267,6 +267,7 @@ def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
         and own[0].update == "set"
         and not own[0].conditions
         and not own[0].bindings
+        and all(isinstance(extent_of(symbol), int) for symbol in symbols(own[0].index))
     )
 
 
