@@ -14,6 +14,7 @@ from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.step import StepGraph
 from ostinato.llm.step_sizes import StepLimits
 from ostinato.plan.device_array import DeviceArray
+from ostinato.records import replace
 from tests.devices.registered import open_session, registered
 from tests.llm.greedy import feed, forced, spread_blocks
 from tests.llm.tiny_llm import write_llm
@@ -121,3 +122,58 @@ def test_blocks_and_slots_of_the_device(cuda: ost.Session, tmp_path: Path) -> No
     step.close()
     with pytest.raises(ost.PlanError):
         step.run(1, 1, 1)
+
+
+def test_steps_of_any_size_are_those_of_the_cpu(cuda: ost.Session, tmp_path: Path) -> None:
+    """Rows, picks and adjustments between the sizes that steps are compiled for."""
+    model, limits = checkpoint_of("llama", tmp_path), replace(LIMITS, picks=5, adjustments=40)
+    steps = [StepGraph(model, limits, kv_dtype="float32", session=s) for s in (None, cuda)]
+    found = []
+    for step in steps:
+        spread_blocks(step)
+        inputs, results = step.inputs, []
+        feed(step, range(3, 12), 0)
+        feed(step, range(9, 32), 0, at=9, sequence=1)
+        before = {name: getattr(inputs, name).copy() for name in ("tokens", "sequence", "pick")}
+        inputs.adjust_token[:17] = np.arange(17)
+        inputs.adjust_bias[:17] = 1e6
+        inputs.adjust_pick[:17] = 0
+        for rows, picks, adjustments in ((22, 3, 17), (3, 1, 1), (1, 1, 2), (9, 5, 3), (32, 2, 1)):
+            inputs.pick[:picks] = before["pick"][:picks] = np.arange(picks) % rows
+            step.run(rows, picks, adjustments)
+            results.append((step.outputs.token[:picks].copy(), step.outputs.logits[:picks].copy()))
+        for name, array in before.items():
+            np.testing.assert_array_equal(getattr(inputs, name), array)
+        pool = step.pools.arrays["kv.0.keys"]
+        results.append((step.outputs.token[:0], np.asarray(pool)))
+        found.append(results)
+    for (tokens, logits), (exact_tokens, exact) in zip(*reversed(found), strict=True):
+        np.testing.assert_array_equal(tokens, exact_tokens)
+        np.testing.assert_allclose(logits, exact, atol=1e-5 * np.abs(exact).max())
+
+
+def test_steps_of_all_sizes_share_their_weights(cuda: ost.Session, tmp_path: Path) -> None:
+    step = StepGraph(checkpoint_of("llama", tmp_path), LIMITS, session=cuda)
+    spread_blocks(step)
+    step.run(1, 1, 1)
+    free = driver_of(cuda).memory_info()[0]
+    weights = sum(param.nbytes for param in step._graph.params.values())
+    for rows in (2, 7, 20):
+        feed(step, range(rows), 0)
+        step.run(rows, 1, 1)
+    assert free - driver_of(cuda).memory_info()[0] < weights
+
+
+def test_a_clone_has_the_sizes_and_pools_of_its_own(cuda: ost.Session, tmp_path: Path) -> None:
+    step = StepGraph(checkpoint_of("llama", tmp_path), LIMITS, session=cuda)
+    twin = step.clone()
+    for each in (step, twin):
+        spread_blocks(each)
+    feed(step, [3, 4, 5], 0)
+    step.run(3, 1, 1)
+    assert np.asarray(step.pools.arrays["kv.0.keys"]).any()
+    assert not np.asarray(twin.pools.arrays["kv.0.keys"]).any()
+    step.close()
+    feed(twin, [3, 4, 5], 0)
+    twin.run(3, 1, 1)
+    assert np.asarray(twin.pools.arrays["kv.0.keys"]).any()

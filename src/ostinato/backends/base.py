@@ -48,6 +48,7 @@ class Capabilities:
         dtypes: element types that it computes with.
         padded_conv: whether convolutions may carry padding; else it is a ``pad`` before them.
         experts_in_file: whether experts may stay in a file; see :meth:`Backend.compile`.
+        known_sizes: whether graphs are much faster for sizes that are numbers than for Variables.
         shared_weights: whether an executable shares prepacked weights with others of the same model
             at other sizes; see :meth:`Backend.compile`.
         handles: whether buffers stay on it from run to run; without, ``bind_handle`` returns
@@ -68,6 +69,7 @@ class Capabilities:
     dtypes: frozenset[DType]
     padded_conv: bool = True
     experts_in_file: bool = False
+    known_sizes: bool = False
     shared_weights: bool = False
     handles: bool = True
     capture: bool = True

@@ -1,12 +1,14 @@
 """The step of a language model: one graph for prompts, answers, drafts and their verification.
 
 The rows of all sequences stand one below the other; those of one sequence in the order of their
-positions. A step is compiled once, for any number of rows up to a limit.
+positions. A step is compiled once, for any number of rows up to a limit; on devices that are much
+faster with known sizes, for a few sizes, each when a step first needs it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +18,7 @@ from ostinato.llm.compiling import model_options
 from ostinato.llm.device_weights import for_device
 from ostinato.llm.expert_files import CheckpointExperts
 from ostinato.llm.step_graph import step_graph
+from ostinato.llm.step_padding import StepPadding
 from ostinato.llm.step_pools import StepPools
 from ostinato.llm.step_sizes import StepInputs, StepLimits, StepOutputs, StepSizes, input_types
 from ostinato.moe.expert_pool import ExpertPool
@@ -43,6 +46,9 @@ __all__ = ["TIDE", "StepGraph"]
 TIDE: Final = TidePolicy(refresh_every=16)
 """The schedule by which experts in files become resident, unless another one is given."""
 
+#: The sizes that differ from step to step.
+_SIZES: Final = ("rows", "picks", "adjustments")
+
 #: Calls that are kept, one for each combination of sizes.
 _KEPT_CALLS: Final = 256
 
@@ -52,8 +58,8 @@ class StepGraph:
 
     A step writes the keys and values of each row to block ``table[sequence, position // 64]``,
     place ``position % 64``, and to that of ``window_table`` in layers with a window if they have
-    blocks of their own; then the row attends to its sequence up to itself. A row at position 0
-    begins its sequence's recurrent states from zeros.
+    blocks of their own; then the row attends to its sequence up to itself. No two rows have the
+    same place. A row at position 0 begins its sequence's recurrent states from zeros.
 
     Args:
         checkpoint: the model.
@@ -94,14 +100,23 @@ class StepGraph:
         session = session or Session("cpu")
         checkpoint = for_device(checkpoint, session.capabilities)
         shared = session.device.kind == "CPU"
-        graph, states = step_graph(checkpoint, limits, kv_dtype, shared=shared)
+        known = session.capabilities.known_sizes and expert_budget is None
+        self._padding = StepPadding(limits=limits) if known else None
+        most = limits if self._padding is None else self._padding.padded
+        graph, states = step_graph(checkpoint, most, kv_dtype, shared=shared)
+        chosen = model_options(session, options)
+        if known:
+            # Weights of several matmuls side by side would be a copy of them for large steps.
+            chosen = replace(chosen, specialize="always", product_fusion=False)
         compiled = session.compile(
             graph,
-            options=model_options(session, options),
+            options=chosen,
             progress=progress,
             experts=None if expert_budget is None else CheckpointExperts(checkpoint),
             expert_budget=expert_budget,
         )
+        if known:
+            compiled.warm({"rows": 1, "picks": 1, "adjustments": 1})
         self._take(checkpoint.config, limits, states, compiled, expert_policy)
 
     def _take(
@@ -114,11 +129,17 @@ class StepGraph:
     ) -> None:
         """Allocate the arrays of a compiled step."""
         self.config, self.limits = config, limits
-        self._most = StepSizes.most(limits)
+        padding = self._padding
+        most = limits if padding is None else padding.padded
+        self._most = StepSizes.most(most)
         types = input_types(self._most, config)
-        self.inputs = StepInputs(
-            **{name: np.zeros(shape, dtype.numpy) for name, (shape, dtype) in types.items()}
-        )
+        given = {name: np.zeros(shape, dtype.numpy) for name, (shape, dtype) in types.items()}
+        shown = given
+        if padding is not None:
+            tables = {name: given[name] for name in ("table", "window_table") if name in given}
+            padding.tables(given["table"], given.get("window_table"))
+            shown = given | {name: table[: limits.sequences] for name, table in tables.items()}
+        self.inputs = StepInputs(**shown)
         self.inputs.adjust_repetition[:] = 1
         self.inputs.allowed[:] = 0xFFFFFFFF
         self.inputs.top_p[:] = 1
@@ -127,9 +148,9 @@ class StepGraph:
             logprob=np.zeros(limits.picks, np.float32),
             logits=compiled.zeros((limits.picks, config.vocabulary), "float32"),
         )
-        self._states, self.pools = states, StepPools(states, limits, compiled.zeros)
+        self._states, self.pools = states, StepPools(states, limits, compiled.zeros, most)
         self._compiled: CompiledGraph | None = compiled
-        arrays = {**{name: getattr(self.inputs, name) for name in types}, **self.pools.arrays}
+        arrays = {**given, **self.pools.arrays}
         self._buffers = [arrays[name] for name in compiled.inputs]
         self._prepared = compiled.prepare_run([array.shape for array in self._buffers])
         self._calls: OrderedDict[tuple[int, int, int], Callable[[], None]] = OrderedDict()
@@ -148,7 +169,7 @@ class StepGraph:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """The kernels of a step, in order, and their memory."""
+        """The kernels of a step, in order, and their memory; of the last sizes, if of several."""
         return self._graph.plan
 
     @property
@@ -173,33 +194,42 @@ class StepGraph:
         key = rows, picks, adjustments
         call = self._calls.get(key)
         if call is None:
-            call = self._bind(*key)
+            call = self._call(key)
         else:
             self._calls.move_to_end(key)
         call()
         if self._residency is not None:
             self._residency.after_run()
 
-    def _bind(self, rows: int, picks: int, adjustments: int) -> Callable[[], None]:
+    def _call(self, key: tuple[int, int, int]) -> Callable[[], None]:
         """A call for sizes that are new; the one used longest ago makes room for it."""
-        given = {"rows": rows, "picks": picks, "adjustments": adjustments}
-        for name, value in given.items():
+        for name, value in zip(_SIZES, key, strict=True):
             most = getattr(self.limits, name)
             if not 1 <= value <= most:
                 raise InputError(f"a step takes 1 to {most} {name}, got {value!r:.80}")
-        graph, sizes = self._graph, replace(self._most, **given)
+        padding = self._padding
+        sizes = key if padding is None else padding.sizes(*key)
+        call = self._calls.get(sizes) or self._bind(sizes)
+        if padding is not None and sizes != key:
+            call = partial(padding.run, call, self.inputs, key, sizes)
+        self._calls[key] = call
+        if len(self._calls) > _KEPT_CALLS:
+            self._calls.popitem(last=False)
+        return call
+
+    def _bind(self, wanted: tuple[int, int, int]) -> Callable[[], None]:
+        """A call for a number of rows, picks and adjustments."""
+        graph = self._graph
+        sizes = replace(self._most, **dict(zip(_SIZES, wanted, strict=True)))
         results = [getattr(self.outputs, name) for name in field_names(self.outputs)]
         if (prepared := self._prepared) is not None:
             values = tuple(getattr(sizes, name) for name in prepared.names)
             call = prepared.bind([*self._buffers, *results], values)
         else:
             types = input_types(sizes, self.config)
-            parts = {n: getattr(self.inputs, n)[: shape[0]] for n, (shape, _) in types.items()}
-            bound = [_first_rows(array, picks) for array in results]
-            call = graph.bind({**parts, **self.pools.arrays}, bound)
-        self._calls[rows, picks, adjustments] = call
-        if len(self._calls) > _KEPT_CALLS:
-            self._calls.popitem(last=False)
+            given = dict(zip(graph.inputs, self._buffers, strict=True))
+            given |= {name: given[name][: shape[0]] for name, (shape, _) in types.items()}
+            call = graph.bind(given, [_first_rows(array, wanted[1]) for array in results])
         return call
 
     # -- life --------------------------------------------------------------------------------------
@@ -207,6 +237,7 @@ class StepGraph:
     def clone(self) -> StepGraph:
         """A step with arrays and pools of its own, which are empty, and the same weights."""
         twin = StepGraph.__new__(StepGraph)
+        twin._padding = self._padding
         twin._take(self.config, self.limits, self._states, self._graph.clone(), self._policy)
         return twin
 

@@ -92,7 +92,7 @@ def _chosen(g: Graph, logits: Value, given: Mapping[str, Value]) -> Value:
     found = g.gather_nd(logits, at) + given["adjust_bias"]
     factor = given["adjust_repetition"]
     found = g.where(found > 0, found / factor, found * factor) - given["adjust_penalty"]
-    adjusted = g.scatter_nd(logits, at, found)
+    adjusted = g.scatter_nd(logits, at, found, unique=True)
     allowed = g.mask_tokens(adjusted, given["allowed"])
     parameters = ("uniform", "temperature", "top_k", "top_p", "min_p")
     return g.sample(allowed, *(given[name] for name in parameters))

@@ -32,6 +32,7 @@ class StepPools:
         states: of the graph.
         limits: of its steps: the number of blocks and of sequences.
         zeros: makes an array of a shape and a dtype in the memory that steps use.
+        room: the limits that arrays have room for, if that is more.
 
     Attributes:
         arrays: of each state, by name; ``DeviceArray`` on a GPU.
@@ -42,9 +43,10 @@ class StepPools:
         states: Mapping[str, State],
         limits: StepLimits,
         zeros: Callable[[tuple[Any, ...], DType], Any],
+        room: StepLimits | None = None,
     ) -> None:
         self._states, self._limits = states, limits
-        sizes = StepSizes.most(limits)
+        sizes = StepSizes.most(room or limits)
         self.arrays: dict[str, Any] = {
             name: zeros(sizes.of_state(state), state.dtype) for name, state in states.items()
         }

@@ -147,7 +147,7 @@ class CompiledGraph(HandleMethods, QueueMethods, ExpertMethods):
 
         Returns:
             A :class:`~ostinato.plan.device_array.DeviceArray` on a GPU, by CUDA or WebGPU; NumPy's
-            on other devices, and where the graph is compiled for sizes.
+            on other devices, and before a graph that is compiled for sizes has any.
 
         Raises:
             InputError: there is no such shape or dtype.

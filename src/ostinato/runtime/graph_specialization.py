@@ -11,6 +11,7 @@ from ostinato.ir.leaves import Leaf
 from ostinato.ir.specialization import Specialization
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
+from ostinato.runtime.signature import interface_of
 from ostinato.variables import DataVariable, Expr, evaluate, substitute, symbols
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ def can_specialize(graph: BaseGraph) -> bool:
     Raises:
         GraphError: they have, and the graph holds states.
     """
-    found = any(symbols(dim) for value in graph.inputs.values() for dim in value.shape)
-    if found and graph.states:
+    interface = interface_of(graph)
+    found = any(symbols(dim) for type_ in interface.inputs.values() for dim in type_.shape)
+    if found and interface.states:
+        state = next(iter(interface.states))
         raise GraphError(
-            f"graph {graph.name!r} holds the state {next(iter(graph.states))!r}, which runs of all "
-            'sizes share; compile it with specialize="auto"'
+            f"graph {graph.name!r} holds the state {state!r}, which runs of all sizes share; "
+            'compile it with specialize="auto"'
         )
     return found
 
@@ -56,8 +59,8 @@ class GraphSpecialization(Specialization[BaseGraph]):
         contents: Mapping[str, np.ndarray[Any, Any]],
     ) -> BaseGraph:
         numbers = {name: [evaluate(dim, {}) for dim in shape] for name, shape in shapes.items()}
-        inputs = self._graph.inputs.items()
-        sizes = solve_dims({name: (value.shape, numbers[name]) for name, value in inputs}, {})
+        inputs = interface_of(self._graph).inputs.items()
+        sizes = solve_dims({name: (type_.shape, numbers[name]) for name, type_ in inputs}, {})
         variables = self._graph.variables
         return _substituted(self._graph, {variables[name]: n for name, n in sizes.items()})
 

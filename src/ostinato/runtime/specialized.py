@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.base import Executable
 from ostinato.backends.common.mutex import Mutex
-from ostinato.errors import GraphError, PlanError, UnsupportedOpError
+from ostinato.errors import GraphError, InputError, PlanError, UnsupportedOpError
 from ostinato.plan.order import ORDER, Accesses, Submission
 from ostinato.plan.report import CompiledSizes, CompileReport
 from ostinato.records import dataclass, field
@@ -18,10 +18,13 @@ from ostinato.runtime.variants import VariantValues
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import numpy as np
+
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph
+    from ostinato.plan.device_array import DeviceArray
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.variants import Variant, VariantKey, Variants
@@ -307,6 +310,29 @@ class SpecializedExecutable(Executable):
             )
         member.pinned = True
         return member.executable.bind(inputs, outputs, values)
+
+    # -- arrays on the device, which are the same for all members ------------------------------
+
+    def adopt(self, array: Any) -> DeviceArray:
+        first = next(self._each(), None)
+        if first is None:
+            raise InputError(
+                f"a {type(array).__name__} is on a device, and the graph is compiled for the sizes "
+                "of a run, of which there was none: call warm with sizes before"
+            )
+        return first.adopt(array)
+
+    def resident(self, array: Array) -> Array:
+        first = next(self._each(), None)
+        return super().resident(array) if first is None else first.resident(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        first = next(self._each(), None)
+        return super().empty(shape, dtype) if first is None else first.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        first = next(self._each(), None)
+        return super().zeros(shape, dtype) if first is None else first.zeros(shape, dtype)
 
     # -- params and states ---------------------------------------------------------------------
 

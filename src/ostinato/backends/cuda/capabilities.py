@@ -16,9 +16,11 @@ from ostinato.ops.elementwise import ELEMENTWISE
 from ostinato.records import replace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.backends.options import CompileOptions
 
-__all__ = ["CAPABILITIES", "lowering_options"]
+__all__ = ["CAPABILITIES", "lowering_options", "rounds_rows"]
 
 #: All that is not listed is rewritten into what is.
 CAPABILITIES = Capabilities(
@@ -26,12 +28,16 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     inouts=True,
+    known_sizes=True,
     shared_weights=True,
     single_ops=True,
     expert_residency=True,
     experts_in_file=True,
 )
 
+
+#: The first GPUs whose tensor cores multiply bfloat16.
+_BFLOAT16 = 80
 
 #: The first GPUs whose tensor cores multiply 8-bit floats, and those for which cuBLASLt scales them
 #: by rows and columns.
@@ -69,3 +75,13 @@ def lowering_options(
         join=options.joint_parts,
         library=library if on and has_products and options.library_products else None,
     )
+
+
+def rounds_rows(options: CompileOptions, capability: int) -> Callable[[], bool] | None:
+    """Whether float32 rows are rounded to bfloat16 for weights that are; ``None``: they are not.
+
+    Args:
+        options: the switches.
+        capability: see :func:`lowering_options`.
+    """
+    return (lambda: True) if options.bfloat16_dots and capability >= _BFLOAT16 else None

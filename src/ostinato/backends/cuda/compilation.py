@@ -10,7 +10,7 @@ from ostinato.backends.common.image_builder import build_image, external_bytes, 
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, Slot
 from ostinato.backends.common.report_notes import note_kernels
-from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
+from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options, rounds_rows
 from ostinato.backends.cuda.code import CudaCode, KernelCode
 from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
@@ -151,7 +151,14 @@ def compile_graph(
     settings = replace(settings, experts=experts, keep_ids=True)
     lower = partial(lower_for_cuda, settings=settings)
     lowered = lower_graph(
-        graph, options, device, CAPABILITIES, lower, resident=_resident, built=built
+        graph,
+        options,
+        device,
+        CAPABILITIES,
+        lower,
+        resident=_resident,
+        built=built,
+        bfloat16_rows=rounds_rows(options, capability),
     )
     report, program = lowered.report, lowered.program
     before = replace(process_cache().counters)

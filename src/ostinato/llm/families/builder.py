@@ -365,7 +365,8 @@ class Block:
         """A pool with new rows written to it."""
         dims: Any = new.shape[1:]
         pool = self.builder.pool(f"kv.{self.index}.{name}", self._blocks, tuple(dims), dtype)
-        updated = self.g.scatter_nd(pool, self._blocks.place, self.g.cast(new, dtype))
+        place = self._blocks.place
+        updated = self.g.scatter_nd(pool, place, self.g.cast(new, dtype), unique=True)
         self.g.assign(pool, updated)
         return updated
 

@@ -91,7 +91,9 @@ def _shifted_copy(
 def scatter_nest(
     build: KernelBuilder, node: Node, buffer: LoweredBuffer, variables: Variables
 ) -> LoopNest:
-    """Stores or accumulates the updates of a scatter, in order; out-of-range ones are dropped."""
+    """Stores or accumulates the updates of a scatter, in order unless their places are known to
+    differ; out-of-range ones are dropped.
+    """
     x, ids, updates = node.inputs
     mode: Update = node.attrs["mode"]
     indices = build.axes(updates.shape)
@@ -113,7 +115,8 @@ def scatter_nest(
     index = linear_index(x.shape, at)
     bindings = build.bindings_of(index, *conditions)
     store = Store(position, index, build.at(updates, indices), bindings, mode, conditions)
-    return block_nest(build, symbols_of(indices), [store], variables, parallel=False)
+    apart = mode == "set" and bool(node.attrs.get("unique"))
+    return block_nest(build, symbols_of(indices), [store], variables, parallel=apart)
 
 
 def _anywhere(build: KernelBuilder, ids: Value, at: Indices, size: Dim) -> Dim:

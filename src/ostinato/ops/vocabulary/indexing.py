@@ -155,10 +155,18 @@ class IndexingVocabulary(ShapeVocabulary[T]):
         """:meth:`scatter` that adds."""
         return self.scatter(x, indices, updates, axis, "add")
 
-    def scatter_nd(self, x: Any, indices: Any, updates: Any, mode: str = "set") -> T:
-        """``x`` with slices ``updates`` combined in at the index vectors of ``indices``."""
+    def scatter_nd(
+        self, x: Any, indices: Any, updates: Any, mode: str = "set", *, unique: bool = False
+    ) -> T:
+        """``x`` with slices ``updates`` combined in at the index vectors of ``indices``.
+
+        Of slices that are set at one place, the last one counts. With ``unique``, the caller
+        promises that those within ``x`` are at different places, so that they need no order; if
+        they are not, any of them counts. (JAX ``scatter``, ``unique_indices``.)
+        """
         lifted, ids, new = self._scattered(x, indices, updates)
-        return self._one(ops.SCATTER_ND, lifted, ids, new, mode=mode)
+        more = {"unique": True} if unique else {}
+        return self._one(ops.SCATTER_ND, lifted, ids, new, mode=mode, **more)
 
     def one_hot(self, indices: Any, depth: Dim, axis: int = -1, dtype: Any = FLOAT32) -> T:
         """A new axis of ``depth``, 1 at the index and 0 elsewhere (everywhere if out of range)."""

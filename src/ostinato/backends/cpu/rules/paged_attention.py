@@ -12,7 +12,6 @@ busy, with the bits of any other way.
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,8 +31,9 @@ from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Store, extent_of, max_extent
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.paged_attention_spec import is_in_place, paged_attention_spec
 from ostinato.ops.paged_attention import scales_and_sinks
-from ostinato.records import dataclass, replace
+from ostinato.records import dataclass, field_names, replace
 from ostinato.variables import (
     Dim,
     Expr,
@@ -41,8 +41,6 @@ from ostinato.variables import (
     axis,
     bounds,
     ceil_div,
-    coefficient,
-    floor_div,
     maximum,
     minimum,
     prod,
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.dtypes import DType
-    from ostinato.ir.graph import Node, Value
+    from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nodes import Arg
@@ -274,7 +272,7 @@ def lower_paged_attention(
 ) -> None:
     """Lower a region around a ``paged_attention`` node."""
     for pool in root.inputs[1:3]:
-        if not _in_place(lowering.builder(region), pool):
+        if not is_in_place(lowering.builder(region), pool):
             lowering.copy(pool)
     build = lowering.builder(region)
     outputs = lowering.region_outputs(region)
@@ -349,16 +347,6 @@ def _merge_kernel(
     )
 
 
-def _in_place(build: KernelBuilder, pool: Value) -> bool:
-    """Whether the features of a pool are side by side in memory."""
-    axes = [axis(f"p{number}", size) for number, size in enumerate(pool.shape)]
-    element = build.at(pool, tuple(axes))
-    if not isinstance(element, Load) or element.bindings:
-        return False
-    by_feature = coefficient(element.index, symbols_of(axes)[-1])
-    return by_feature is not None and by_feature[0] == 1
-
-
 def _kernel(
     build: KernelBuilder,
     node: Node,
@@ -368,60 +356,11 @@ def _kernel(
     records: SpanRecords | None,
 ) -> PagedAttentionKernel:
     """The kernel of a ``paged_attention`` node."""
-    q, keys, values, table, sequence, position = node.inputs[:6]
-    scales, sinks = scales_and_sinks(node.inputs)
-    acc, attrs = q.dtype.accumulator, node.attrs
-    rows, heads, features = q.shape
-    blocks, places, groups = keys.shape[:3]
-    row, shared, depth = axis("row", rows), axis("shared", groups), axis("d", features)
-    member, column = axis("member", floor_div(heads, groups)), axis("n", values.shape[3])
-    block, place = axis("block", blocks), axis("place", places)
-    owner, page = axis("owner", table.shape[0]), axis("page", table.shape[1])
-    head = shared * floor_div(heads, groups) + member
-    k, v = (
-        build.at(keys, (block, place, shared, depth)),
-        build.at(values, (block, place, shared, column)),
-    )
-    assert isinstance(k, Load)
-    assert isinstance(v, Load)
     ((result, buffer),) = outputs
-    target = build.argument(buffer, writes=True)
-    assert isinstance(features, int)
-    scale = 1.0 / math.sqrt(features) if attrs["scale"] is None else float(attrs["scale"])
-    head_symbols = symbols_of((row, shared, member, depth, column))
-    row_symbol, shared_symbol, member_symbol, depth_symbol, column_symbol = head_symbols
-    block_symbol, place_symbol, owner_symbol, page_symbol = symbols_of((block, place, owner, page))
-    q_element = cast(build.at(q, (row, head, depth)), acc)
-    sink = cast(build.at(sinks[0], (head,)), acc) if sinks else None
-    k_scale, v_scale = (
-        [cast(build.at(x, (block, place, shared)), acc) for x in scales] if scales else (None, None)
-    )
-    table_element = build.at(table, (owner, page))
-    sequence_element, position_element = (build.at(x, (row,)) for x in (sequence, position))
+    spec = paged_attention_spec(build, node, result, buffer)
     return PagedAttentionKernel(
         args=build.args,
-        row=row_symbol,
-        shared=shared_symbol,
-        member=member_symbol,
-        depth=depth_symbol,
-        column=column_symbol,
-        block=block_symbol,
-        place=place_symbol,
-        owner=owner_symbol,
-        page=page_symbol,
-        q=q_element,
-        k=k,
-        v=v,
-        table=table_element,
-        sequence=sequence_element,
-        position=position_element,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        sink=sink,
-        scale=scale,
-        softcap=attrs["softcap"],
-        window=attrs["window"],
-        store=Store(target, linear_index(result.shape, (row, head, column)), Accumulator(acc)),
+        **{name: getattr(spec, name) for name in field_names(spec)},
         tiles=_tiles(node, registers),
         records=records,
         prefetches=registers.prefetches,

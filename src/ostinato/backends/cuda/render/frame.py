@@ -280,7 +280,7 @@ class Frame:
             point.writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
 
     def address(self, load: Load, depth: int, names: Mapping[Symbol, str], target: str) -> str:
-        """Statements that assign the address of an element of a byte.
+        """Statements that assign the address of an element, as that of a byte.
 
         Args:
             load: the element.
@@ -290,7 +290,7 @@ class Frame:
         """
         point = self.point(depth, names)
         index = point.index(load.index)
-        point.writer.line(f"{target} = (const unsigned char*)b{load.buffer} + {index};")
+        point.writer.line(f"{target} = (const unsigned char*)(b{load.buffer} + {index});")
         return point.text
 
     def words(

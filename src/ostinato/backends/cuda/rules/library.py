@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIBRARY",
+    "MATMULS",
     "LibraryProduct",
     "LibraryRules",
     "LibrarySettings",
@@ -51,14 +52,17 @@ __all__ = [
 #: The library's name in reports.
 LIBRARY = "cuBLASLt"
 
-#: By dtype of the operands: the dtype of results, and the operations from which on a product is
-#: faster than by the device's own kernels, an epilogue of its own included.
-_DTYPES: dict[DType, tuple[DType, int]] = {
-    FLOAT16: (FLOAT16, 100_000_000),
-    BFLOAT16: (BFLOAT16, 100_000_000),
-    FLOAT32: (FLOAT32, 10_000_000),
-    FLOAT64: (FLOAT64, 1_000_000),
-    INT8: (INT32, 100_000_000),
+MATMULS = ("matmul", "widening_matmul", "integer_matmul")
+"""The ops that the library computes where it is faster."""
+
+#: By dtype of the operands: the operations from which on a product is faster than by the device's
+#: own kernels, an epilogue of its own included.
+_LEAST_WORK: dict[DType, int] = {
+    FLOAT16: 100_000_000,
+    BFLOAT16: 100_000_000,
+    FLOAT32: 10_000_000,
+    FLOAT64: 1_000_000,
+    INT8: 100_000_000,
 }
 
 #: The dtypes of results to which the library adds a bias.
@@ -187,11 +191,12 @@ class LibraryRules:
 
 def suits(node: Node) -> bool:
     """Whether a library is faster than the device's own kernels, to all that its types say."""
-    if node.op.name not in ("matmul", "integer_matmul"):
+    if node.op.name not in MATMULS:
         return False
     (a, b), (out,) = node.inputs, node.outputs
-    result, least = _DTYPES.get(a.dtype, (None, 0))
-    if b.dtype != a.dtype or out.dtype != result:
+    least = _LEAST_WORK.get(a.dtype)
+    integers = node.op.name == "integer_matmul"
+    if b.dtype != a.dtype or least is None or integers != (out.dtype == INT32):
         return False
     shapes = (*a.shape, *b.shape, *out.shape)
     if not all(isinstance(size, int) and size > 0 for size in shapes):

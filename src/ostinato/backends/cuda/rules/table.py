@@ -34,9 +34,11 @@ if TYPE_CHECKING:
         activated,
         attention,
         column_order,
+        draw,
         early_operands,
         expert_rules,
         library,
+        paged_attention,
         recurrent,
         scaled_products,
         segments,
@@ -58,9 +60,11 @@ else:
     activated = LazyModule("ostinato.backends.cuda.rules.activated")
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     column_order = LazyModule("ostinato.backends.cuda.rules.column_order")
+    draw = LazyModule("ostinato.backends.cuda.rules.draw")
     early_operands = LazyModule("ostinato.backends.cuda.rules.early_operands")
     expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
     library = LazyModule("ostinato.backends.cuda.rules.library")
+    paged_attention = LazyModule("ostinato.backends.cuda.rules.paged_attention")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     scaled_products = LazyModule("ostinato.backends.cuda.rules.scaled_products")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
@@ -192,7 +196,7 @@ def _with_library(
     fuses = settings.shared.fusion.epilogue
     spared = activated.small_activated(graph, live_nodes(graph)) if fuses else ()
     products = library.LibraryRules(used, otherwise, spared)
-    rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
+    rules = {**table.rules, **dict.fromkeys(library.MATMULS, products.matmul)}
     if used.float8 and columns is not None:
         scaled = scaled_products.ScaledRules(used, columns, table.rules["scaled_matmul"])
         rules["scaled_matmul"] = scaled.matmul
@@ -228,6 +232,14 @@ def _attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     attention.lower_attention(lowering, region, root)
 
 
+def _paged_attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    paged_attention.lower_paged_attention(lowering, region, root)
+
+
+def _draw(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    draw.lower_draw(lowering, region, root)
+
+
 def _topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     topk.lower_topk(lowering, region, root)
 
@@ -242,6 +254,12 @@ def _suppression(lowering: ProgramBuilder, region: Region, root: Node) -> None:
 
 def _recurrent(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     recurrent.lower_recurrent(lowering, region, root)
+
+
+def _widening_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    build, outputs = lowering.builder(region), lowering.region_outputs(region)
+    nest = matmul_spec.matmul_spec(root).loop_nest(build, outputs, lowering.variables)
+    lowering.call(region, build, nest, outputs)
 
 
 def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -268,10 +286,13 @@ _FEWEST_CHANNELS = 8
 #: The rules that every graph needs: there is no other way to compute these.
 _RULES: dict[str, Rule] = {
     "attention": _attention,
+    "paged_attention": _paged_attention,
+    "draw": _draw,
     "topk": _topk,
     "flat_nonzero": _flat_nonzero,
     "non_max_suppression": _suppression,
     "recurrent_scan": _recurrent,
+    "widening_matmul": _widening_matmul,
     "blockwise_matmul": _blockwise_matmul,
     "scaled_matmul": _scaled_matmul,
 }

@@ -35,6 +35,7 @@ def weight_rules(columns: ColumnOrder, *, splits: bool = True) -> Mapping[str, R
     rules = _WeightRules(columns, splits)
     return {
         "matmul": rules.matmul,
+        "widening_matmul": rules.matmul,
         "integer_matmul": rules.matmul,
         "conv": rules.convolution,
         "integer_conv": rules.convolution,

@@ -1,0 +1,387 @@
+"""Rendering paged attention of many rows for tensor cores, on pools of bfloat16.
+
+A block has some rows and a key head: the query heads that share it stand one below the other. Rows
+at neighbouring positions of one sequence are a run, whose keys pass through shared memory tile by
+tile, one on its way while another is used. What a row finds in the tiles of another run is never
+stored, and keys to which no row of a run attends are zeros there.
+
+Queries and weights are sums of two numbers of bfloat16: a product of float32 and bfloat16 is two
+products of tensor cores, within 2^-16 of what it is in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from string import Template
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.clike.vectors import run_of
+from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.paged_places import places_text, sizes_of
+from ostinato.dtypes import BFLOAT16, FLOAT32
+from ostinato.lower.loopir.nodes import max_extent
+
+if TYPE_CHECKING:
+    from ostinato.backends.cuda.rules.paged_attention import PagedAttention
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.lower.loopir.nodes import Load
+    from ostinato.variables import Symbol
+
+__all__ = ["fits", "launch", "source"]
+
+#: The first architecture with these instructions.
+_CAPABILITY = 80
+
+_WARPS = 4
+_THREADS, _STACKED = 32 * _WARPS, 16 * _WARPS
+
+#: Keys of a tile; elements of 16 bytes, and those that pad a row of shared memory.
+_KEYS, _CHUNK = 64, 8
+
+#: Rows up to which each has blocks of its own, and features of a query and of a value, at most.
+_FEW_ROWS, _MOST_FEATURES = 16, 256
+
+_BODY = Template("""\
+    extern __shared__ __align__(16) unsigned char ${name}_memory[];
+    unsigned short* const queries = (unsigned short*)${name}_memory;
+    unsigned short* const stages = queries + 2 * $stacked * $key_pitch;
+    long long* const positions = (long long*)(stages + $stages * $stage);
+    long long* const sequences = positions + $rows;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+$places
+    const long long row_blocks = (rows + $rows - 1) / $rows;
+    for (long long item = blockIdx.x; item < row_blocks * ${shared_heads}LL * $member_blocks;
+         item += gridDim.x) {
+        const int first_member = (int)(item % $member_blocks) * $members;
+        const int shared = (int)(item / $member_blocks % $shared_heads);
+        // Rows with more keys come first.
+        const long long first_row =
+            (row_blocks - 1 - item / ($member_blocks * ${shared_heads}LL)) * $rows;
+        const int there = rows - first_row < $rows ? (int)(rows - first_row) : $rows;
+        if (threadIdx.x < there) {
+            positions[threadIdx.x] = position_of(first_row + threadIdx.x);
+            sequences[threadIdx.x] = owner_of(first_row + threadIdx.x);
+        }
+        for (int i = threadIdx.x; i < $stacked * $depth; i += $threads) {
+            const int stacked = i / $depth, own = stacked / $members;
+            const int member = first_member + stacked % $members;
+            const long long d = i % $depth, row = first_row + own;
+            float element = 0;
+            if (own < there && member < $group) {
+$query
+            }
+            const unsigned short high = ost::bfloat16_bits(element);
+            const float low = element - ost::from_bfloat16(high);
+            queries[stacked * $key_pitch + d] = high;
+            queries[($stacked + stacked) * $key_pitch + d] = ost::bfloat16_bits(low);
+        }
+        __syncthreads();
+        for (int first = 0, next; first < there; first = next) {
+            const long long owner = sequences[first];
+            for (next = first + 1; next < there; next++)
+                if (sequences[next] != owner || positions[next] != positions[next - 1] + 1) break;
+            const long long position = positions[first], high = positions[next - 1] + 1;
+            const long long least = ost::maximum($begin, 0LL), low = least / $keys * $keys;
+            float sums[$features / 8][4] = {}, greatest[2], totals[2] = {};
+            long long own_first[2], own_end[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                greatest[half] = $minus_infinity;
+                const int own = (warp * 16 + g + half * 8) / $members;
+                const bool within = own >= first && own < next;
+                const long long position = within ? positions[own] : -1;
+                own_end[half] = position + 1;
+                own_first[half] = $begin;
+            }
+            const int tiles = high > low ? (int)((high - low + $keys - 1) / $keys) : 0;
+            const auto load = [&](int number) {
+                unsigned short* const loaded_keys = stages + number % $stages * $stage;
+                unsigned short* const loaded_values = loaded_keys + $keys * $key_pitch;
+                const long long start = low + (long long)number * $keys;
+                constexpr int chunks = ($depth + $features) / 8;
+                for (int i = threadIdx.x; i < $keys * chunks; i += $threads) {
+                    const int line = i / chunks, chunk = i % chunks;
+                    const bool inside = start + line >= least && start + line < high;
+                    const long long key = inside ? start + line : least;
+                    const long long block = block_at(owner, key / $positions);
+                    const long long place = key % $positions;
+                    const unsigned char* from;
+                    if (chunk < $depth / 8) {
+                        const long long d = chunk * 8;
+$key
+                        ost::copy_async(
+                            loaded_keys + line * $key_pitch + chunk * 8, from, inside
+                        );
+                    } else {
+                        const long long n = chunk * 8 - $depth;
+$value
+                        ost::copy_async(
+                            loaded_values + line * $value_pitch + n, from, inside
+                        );
+                    }
+                }
+            };
+#pragma unroll
+            for (int number = 0; number < $stages - 1; number++) {
+                if (number < tiles)
+                    load(number);
+                ost::copy_commit();
+            }
+            for (int number = 0; number < tiles; number++) {
+                if ($stages > 1)
+                    __syncthreads();  // all warps are done with the tile that is replaced
+                if (number + $stages - 1 < tiles)
+                    load(number + $stages - 1);
+                ost::copy_commit();
+                ost::copy_wait<$stages - 1>();
+                __syncthreads();
+                const unsigned short* const loaded_keys = stages + number % $stages * $stage;
+                const unsigned short* const loaded_values = loaded_keys + $keys * $key_pitch;
+                float scores[$keys / 8][4] = {};
+#pragma unroll
+                for (int i = 0; i < $depth / 16; i++) {
+                    unsigned a[2][4];
+#pragma unroll
+                    for (int part = 0; part < 2; part++)
+                        ost::load_matrices(
+                            a[part],
+                            queries
+                                + (part * $stacked + warp * 16 + lane % 16) * $key_pitch
+                                + i * 16 + lane / 16 * 8
+                        );
+#pragma unroll
+                    for (int j = 0; j < $keys / 16; j++) {
+                        unsigned b[4];
+                        ost::load_matrices(
+                            b,
+                            loaded_keys + (j * 16 + lane / 16 * 8 + lane % 8) * $key_pitch
+                                + i * 16 + lane / 8 % 2 * 8
+                        );
+#pragma unroll
+                        for (int part = 1; part >= 0; part--) {
+                            ost::multiply_tiles(
+                                scores[2 * j], a[part], b[0], b[1], ost::bfloat16_format()
+                            );
+                            ost::multiply_tiles(
+                                scores[2 * j + 1], a[part], b[2], b[3], ost::bfloat16_format()
+                            );
+                        }
+                    }
+                }
+                const long long start = low + (long long)number * $keys;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float most = greatest[half];
+#pragma unroll
+                    for (int j = 0; j < $keys / 4; j++) {
+                        float* const score = &scores[j / 2][2 * half + j % 2];
+                        const long long key = start + j / 2 * 8 + t * 2 + j % 2;
+                        const bool kept = key >= own_first[half] && key < own_end[half];
+                        const float scaled = *score * $scale;
+                        *score = kept ? $capped : $minus_infinity;
+                        most = ::fmaxf(most, *score);
+                    }
+#pragma unroll
+                    for (int step = 1; step < 4; step *= 2)
+                        most = ::fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+                    const float base = most == $minus_infinity ? 0 : most;
+                    const float correction =
+                        greatest[half] == most ? 1 : ost::exp(greatest[half] - base);
+                    greatest[half] = most;
+                    totals[half] *= correction;
+#pragma unroll
+                    for (int j = 0; j < $keys / 4; j++) {
+                        float* const score = &scores[j / 2][2 * half + j % 2];
+                        *score = ost::exp2_of_score((*score - base) * $log2e);
+                        totals[half] += *score;
+                    }
+#pragma unroll
+                    for (int j = 0; j < $features / 4; j++)
+                        sums[j / 2][2 * half + j % 2] *= correction;
+                }
+#pragma unroll
+                for (int i = 0; i < $keys / 16; i++) {
+                    unsigned a[2][4];
+#pragma unroll
+                    for (int part = 0; part < 4; part++) {
+                        const float* const pair = &scores[2 * i + part / 2][part % 2 * 2];
+                        a[0][part] = ost::pair_bits(pair[0], pair[1], ost::bfloat16_format());
+                        a[1][part] = ost::pair_bits(
+                            pair[0] - ost::from_bfloat16((unsigned short)a[0][part]),
+                            pair[1] - ost::from_bfloat16((unsigned short)(a[0][part] >> 16)),
+                            ost::bfloat16_format()
+                        );
+                    }
+#pragma unroll
+                    for (int j = 0; j < $features / 16; j++) {
+                        unsigned b[4];
+                        ost::load_transposed(
+                            b,
+                            loaded_values + (i * 16 + lane % 16) * $value_pitch + j * 16
+                                + lane / 16 * 8
+                        );
+#pragma unroll
+                        for (int part = 1; part >= 0; part--) {
+                            ost::multiply_tiles(
+                                sums[2 * j], a[part], b[0], b[1], ost::bfloat16_format()
+                            );
+                            ost::multiply_tiles(
+                                sums[2 * j + 1], a[part], b[2], b[3], ost::bfloat16_format()
+                            );
+                        }
+                    }
+                }
+                if ($stages == 1)
+                    __syncthreads();
+            }
+            ost::copy_wait<0>();
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                totals[half] += __shfl_xor_sync(0xFFFFFFFFu, totals[half], 1);
+                totals[half] += __shfl_xor_sync(0xFFFFFFFFu, totals[half], 2);
+                const int stacked = warp * 16 + g + half * 8, own = stacked / $members;
+                const long long row = first_row + own;
+                const int member = first_member + stacked % $members;
+                if (own >= first && own < next && member < $group) {
+                    float weights = totals[half];
+                    float scale = 1;
+$sink
+                    const float factor = weights == 0 ? 1 : scale / weights;
+#pragma unroll
+                    for (int j = 0; j < $features / 8; j++) {
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const long long n = j * 8 + t * 2 + e;
+                            const float total = sums[j][2 * half + e] * factor;
+$store
+                        }
+                    }
+                }
+            }
+            __syncthreads();  // before tiles of the next run replace these
+        }
+        __syncthreads();
+    }
+""")
+
+#: A score that counts without a key.
+_SINK = Template("""\
+                    float sink;
+$element
+                    if (sink != $minus_infinity) {
+                        const float most = ::fmaxf(greatest[half], sink);
+                        scale = ost::exp(greatest[half] - most);
+                        weights = weights * scale + ost::exp(sink - most);
+                    }""")
+
+
+def fits(kernel: PagedAttention, target: CudaTarget) -> bool:
+    """Whether there are many rows, and the pools suit tensor cores."""
+    spec = kernel.spec
+    depth, features = max_extent(spec.depth), max_extent(spec.column)
+    return (
+        target.capability >= _CAPABILITY
+        and kernel.splits == 1
+        and max_extent(spec.row) > _FEW_ROWS
+        and spec.acc == FLOAT32
+        and spec.k_scale is None
+        and not (depth % 16 or features % 16)
+        and 0 < features <= _MOST_FEATURES >= depth
+        and _is_vector(spec.k, spec.depth, depth)
+        and _is_vector(spec.v, spec.column, features)
+        and _shared_bytes(kernel, 1) <= target.shared_bytes_per_block
+    )
+
+
+def launch(kernel: PagedAttention, target: CudaTarget) -> Launch:
+    """The launch of a kernel: a block for some rows and a key head, or a few waves."""
+    spec = kernel.spec
+    blocks = -(-max_extent(spec.row) // _rows(kernel)) * max_extent(spec.shared)
+    blocks *= -(-spec.group // _members(kernel))
+    shared_bytes = _shared_bytes(kernel, _stages(kernel, target))
+    return Launch(grid_of(blocks, target), _THREADS, shared_bytes)
+
+
+def source(kernel: PagedAttention, target: CudaTarget) -> str:
+    """CUDA C++ with the kernel."""
+    spec = kernel.spec
+    frame, dialect = Frame(kernel, spec.operands, [spec.store]), CudaDialect()
+    lowest = dialect.literal(FLOAT32, float("-inf"))
+    key_pitch, value_pitch = _pitches(kernel)
+    names = {spec.depth: "d", spec.column: "n", spec.place: "place", spec.block: "block"}
+    names |= {spec.row: "row", spec.shared: "shared", spec.member: "member"}
+    capped, sink = "scaled", ""
+    if spec.softcap is not None:
+        cap = dialect.literal(FLOAT32, spec.softcap)
+        capped = f"ost::multiply({cap}, ost::tanh(ost::divide(scaled, {cap})))"
+    if spec.sink is not None:
+        element = frame.element(spec.sink, FLOAT32, 5, names, "sink")
+        sink = _SINK.substitute(element=element, minus_infinity=lowest)
+    begin = "0LL"
+    if spec.window is not None:
+        begin = f"position - {spec.window - 1}"
+    text = _BODY.substitute(
+        name=kernel.name,
+        places=places_text(kernel, frame),
+        stacked=_STACKED,
+        threads=_THREADS,
+        keys=_KEYS,
+        rows=_rows(kernel),
+        members=_members(kernel),
+        member_blocks=-(-spec.group // _members(kernel)),
+        group=spec.group,
+        shared_heads=max_extent(spec.shared),
+        positions=max_extent(spec.place),
+        depth=max_extent(spec.depth),
+        features=max_extent(spec.column),
+        key_pitch=key_pitch,
+        value_pitch=value_pitch,
+        stage=_KEYS * (key_pitch + value_pitch),
+        stages=_stages(kernel, target),
+        begin=begin,
+        scale=dialect.literal(FLOAT32, spec.scale),
+        capped=capped,
+        log2e=dialect.literal(FLOAT32, math.log2(math.e)),
+        minus_infinity=lowest,
+        query=frame.element(spec.q, FLOAT32, 4, names, "element"),
+        key=frame.address(spec.k, 6, names, "from"),
+        value=frame.address(spec.v, 6, names, "from"),
+        sink=sink,
+        store=frame.stores([spec.store], FLOAT32, 7, names, "total"),
+    )
+    return function(kernel, text, sizes_of(kernel), _THREADS)
+
+
+def _is_vector(load: Load, symbol: Symbol, size: int) -> bool:
+    """Whether the features of a key or a value are bfloat16, in vectors of 16 bytes."""
+    run = run_of(load, symbol, size)
+    return load.dtype == BFLOAT16 and run is not None and run.count % _CHUNK == 0
+
+
+def _members(kernel: PagedAttention) -> int:
+    """Heads of a block."""
+    return min(kernel.spec.group, _STACKED)
+
+
+def _rows(kernel: PagedAttention) -> int:
+    """Rows of a block."""
+    return _STACKED // _members(kernel)
+
+
+def _pitches(kernel: PagedAttention) -> tuple[int, int]:
+    """Elements between rows of keys, and of queries, and between rows of values."""
+    spec = kernel.spec
+    return max_extent(spec.depth) + _CHUNK, max_extent(spec.column) + _CHUNK
+
+
+def _stages(kernel: PagedAttention, target: CudaTarget) -> int:
+    """Tiles in shared memory."""
+    return 2 if _shared_bytes(kernel, 2) <= target.shared_bytes_per_block else 1
+
+
+def _shared_bytes(kernel: PagedAttention, stages: int) -> int:
+    key_pitch, value_pitch = _pitches(kernel)
+    elements = 2 * _STACKED * key_pitch + stages * _KEYS * (key_pitch + value_pitch)
+    return 2 * elements + 16 * _rows(kernel)

@@ -1,0 +1,98 @@
+"""Steps of a few sizes: those of devices whose kernels are much faster for numbers they know.
+
+A step of other sizes is one of the next larger ones, with rows behind its own that change nothing:
+they are those of a sequence that has no blocks, so that what they write goes nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ostinato.records import dataclass, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.llm.step_sizes import StepInputs, StepLimits
+
+__all__ = ["StepPadding"]
+
+Array = np.ndarray[Any, Any]
+
+#: A pick beyond all others: adjustments of it change nothing.
+_NO_PICK: Final = (1 << 31) - 1
+
+#: Numbers of adjustments are powers of this.
+_ADJUSTMENTS: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPadding:
+    """The sizes of steps, and the rows that fill them.
+
+    Attributes:
+        limits: the most that users' steps take.
+    """
+
+    limits: StepLimits
+
+    @property
+    def padded(self) -> StepLimits:
+        """The limits of the graph: with one more sequence, which has no blocks."""
+        return replace(self.limits, sequences=self.limits.sequences + 1)
+
+    def tables(self, table: Array, window_table: Array | None) -> None:
+        """Leave the last sequence of tables without blocks."""
+        table[-1] = self.limits.blocks
+        if window_table is not None:
+            window_table[-1] = self.limits.window_blocks
+
+    def sizes(self, rows: int, picks: int, adjustments: int) -> tuple[int, int, int]:
+        """The sizes of a step that has room for such numbers."""
+        limits = self.limits
+        return (
+            _rounded(rows, 2, limits.rows),
+            _rounded(picks, 2, limits.picks),
+            _rounded(adjustments, _ADJUSTMENTS, limits.adjustments),
+        )
+
+    def run(
+        self,
+        call: Callable[[], None],
+        inputs: StepInputs,
+        used: tuple[int, int, int],
+        sizes: tuple[int, int, int],
+    ) -> None:
+        """Run a call with inputs behind those that are used; these are as before then.
+
+        Args:
+            call: a step of ``sizes``.
+            inputs: its arrays.
+            used, sizes: rows, picks and adjustments.
+        """
+        rows, picks, adjustments = (slice(a, b) for a, b in zip(used, sizes, strict=True))
+        filled: list[tuple[Array, Any]] = [
+            (inputs.tokens[rows], 0),
+            (inputs.position[rows], np.arange(sizes[0] - used[0])),
+            (inputs.sequence[rows], self.limits.sequences),
+            (inputs.pick[picks], 0),
+            (inputs.adjust_pick[adjustments], _NO_PICK),
+        ]
+        kept = [part.copy() for part, _ in filled]
+        for part, value in filled:
+            part[:] = value
+        try:
+            call()
+        finally:
+            for (part, _), before in zip(filled, kept, strict=True):
+                part[:] = before
+
+
+def _rounded(count: int, base: int, most: int) -> int:
+    """The next power of a base, or the most."""
+    power = 1
+    while power < count:
+        power *= base
+    return min(power, most)

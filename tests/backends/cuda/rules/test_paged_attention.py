@@ -1,0 +1,120 @@
+"""Paged attention by kernels of its own, in the emulator, against the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
+from ostinato.backends.cuda.render import paged_tiles
+from ostinato.backends.cuda.rules.paged_attention import PagedAttention
+from ostinato.backends.cuda.target import CudaTarget
+from ostinato.reference import evaluate
+from tests.backends.cuda.render.recipe_kernels import kernels_of
+from tests.devices.registered import open_session
+from tests.paged_graphs import arrays_of, attend
+
+#: Few rows, or pools that are not for tensor cores.
+ROWS: list[dict[str, Any]] = [
+    {"rows": 1, "heads": (1, 1), "depth": (1, 1), "blocks": (1, 1), "table": (1, 1)},
+    {"rows": 1, "heads": (8, 2), "depth": (64, 64), "blocks": (40, 64), "table": (2, 20)},
+    {"rows": 3, "heads": (8, 2), "depth": (128, 128), "blocks": (70, 64), "table": (2, 35)},
+    {"rows": 5, "heads": (6, 2), "depth": (96, 80), "window": 90, "sinks": True},
+    {"heads": (3, 3), "depth": (64, 64), "pool": "float32", "window": 70},
+    {"heads": (6, 1), "depth": (13, 5), "blocks": (7, 3), "pool": "float16", "sinks": True},
+    {"rows": 9, "heads": (80, 1), "depth": (8, 130), "blocks": (5, 16), "softcap": 3.0},
+    {"rows": 7, "heads": (16, 1), "depth": (576, 512), "blocks": (30, 64), "sinks": True},
+    {"rows": 2, "dtype": "float64", "pool": "float64", "window": 300, "sinks": True},
+    {"rows": 16, "dtype": "bfloat16", "blocks": (40, 16), "table": (2, 20)},
+    {"rows": 4, "pool": "int8", "sinks": True, "window": 200},
+    {"pool": "int8", "heads": (3, 1), "blocks": (9, 5), "depth": (20, 33)},
+    {"rows": 0},
+]
+
+#: Many rows on tensor cores.
+TILES: list[dict[str, Any]] = [
+    {"depth": (16, 32)},
+    {"rows": 80, "heads": (8, 2), "depth": (64, 64)},
+    {"rows": 70, "heads": (7, 1), "depth": (32, 16), "blocks": (40, 16), "table": (2, 20)},
+    {"rows": 17, "heads": (70, 1), "depth": (48, 32), "window": 100, "sinks": True},
+    {"rows": 40, "heads": (2, 2), "depth": (256, 256), "softcap": 4.0, "scale": 0.2},
+    {"heads": (4, 4), "depth": (16, 16), "blocks": (30, 5), "table": (3, 10), "sinks": True},
+    {"rows": 33, "dtype": "bfloat16", "depth": (64, 64), "window": 1},
+    {"rows": 40, "depth": (32, 32), "scale": -0.7, "sinks": True},
+]
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return open_session("cudahost")
+
+
+def check(session: ost.Session, case: dict[str, Any], seed: int = 3) -> None:
+    g = attend(**case)
+    compiled = session.compile(g)
+    known = g.inputs["q"].shape[0]
+    for rows in (known,) if isinstance(known, int) else (1, 7, 80):
+        arrays = arrays_of(g, rows)
+        (got,), (want,) = compiled.run(arrays), evaluate(g, arrays)
+        tolerance = {"float32": 5e-5, "float64": 1e-12, "bfloat16": 1.5e-2}[got.dtype.name]
+        exact = [np.asarray(x).astype(np.float64) for x in (got, want)]
+        np.testing.assert_allclose(*exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_rows(session: ost.Session, case: dict[str, Any]) -> None:
+    assert not any(map(is_tiled, kernels_of(attend(**case))))
+    check(session, case)
+
+
+@pytest.mark.parametrize("case", TILES, ids=str)
+def test_tiles(session: ost.Session, case: dict[str, Any]) -> None:
+    assert any(map(is_tiled, kernels_of(attend(**case))))
+    check(session, case)
+
+
+def is_tiled(kernel: Any) -> bool:
+    target = CudaTarget.of_arch("sm_90")
+    return isinstance(kernel, PagedAttention) and paged_tiles.fits(kernel, target)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_compile(arch: str) -> None:
+    for case in (*ROWS[1:9], *TILES):
+        for kernel in kernels_of(attend(**case)):
+            compile_text(kernel.source(CudaTarget.of_arch(arch)), arch)
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+@pytest.mark.parametrize("window", [None, 90])
+def test_what_no_row_attends_to_is_not_read(
+    session: ost.Session, rows: int, window: int | None
+) -> None:
+    """Not even with a weight of zero: blocks that were another sequence's may hold NaN."""
+    g = attend(rows=rows, depth=(16, 32), window=window)
+    arrays = arrays_of(g, rows)
+    arrays["position"][:5] = [400, 0, 1, 63, 64]
+    (wanted,) = evaluate(g, arrays)
+    seen = np.zeros(arrays["keys"].shape[:2], bool)
+    for sequence, position in zip(arrays["sequence"], arrays["position"], strict=True):
+        for p in range(0 if window is None else max(0, position - window + 1), position + 1):
+            seen[arrays["table"][sequence, p // 64], p % 64] = True
+    for pool in ("keys", "values"):
+        arrays[pool][~seen] = np.nan
+    (got,) = session.compile(g).run(arrays)
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_numbers_out_of_range_are_those_of_take(session: ost.Session, rows: int) -> None:
+    g = attend(rows=rows, depth=(32, 32), blocks=(24, 16), table=(3, 8))
+    arrays = arrays_of(g, rows)
+    arrays["sequence"][:3] = [-1, 99, -99]
+    arrays["position"][:3] = [10_000, -1, -(2**31)]
+    arrays["table"][0, :2] = [-1, 1000]
+    (got,), (want,) = session.compile(g).run(arrays), evaluate(g, arrays)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    assert not np.asarray(got)[1:3].any()
