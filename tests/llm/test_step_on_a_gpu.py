@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,8 @@ def test_steps_of_all_sizes_share_their_weights(cuda: ost.Session, tmp_path: Pat
     spread_blocks(step)
     step.run(1, 1, 1)
     free = driver_of(cuda).memory_info()[0]
-    weights = sum(param.nbytes for param in step._graph.params.values())
+    params = step._graph.params.values()
+    weights = sum(math.prod(param.shape) * param.dtype.itemsize for param in params)
     for rows in (2, 7, 20):
         feed(step, range(rows), 0)
         step.run(rows, 1, 1)
