@@ -79,9 +79,9 @@ def step_graph(
     )
     hidden = checkpoint.family.hidden(builder, given["tokens"])
     logits = checkpoint.family.logits(builder, g.take(hidden, given["pick"], axis=0))
+    chances = g.log_softmax(logits, axis=1)  # in front of the token, which does not wait for it
     token = _chosen(g, logits, given)
-    own_token = g.reshape(token, (picks, 1))
-    logprob = g.take_along_axis(g.log_softmax(logits, axis=1), own_token, axis=1)
+    logprob = g.take_along_axis(chances, g.reshape(token, (picks, 1)), axis=1)
     g.set_outputs({"token": token, "logprob": g.reshape(logprob, (picks,)), "logits": logits})
     return g, builder.states
 

@@ -4,6 +4,7 @@
 // added as integers, in units of 2^-40 of the greatest, so that sums do not depend on an order.
 #pragma once
 #include "arithmetic.cuh"
+#include "products.cuh"
 
 namespace ost {
 
@@ -25,12 +26,30 @@ struct drawing {
     int count;
     shared& kept;
     float first_factor = 1, second_factor = 1;
+    unsigned lowest = 0, most = 0;  // of the words that there are, or that are listed
     bool is_listed = false;
 
     // A weight that counts: what is not above 0 is 0.
-    unsigned key(int token) const {
-        const float weight = row[token];
+    static unsigned word(float weight) {
         return weight > 0 ? bits_as<unsigned>(::fminf(weight, number<float>::greatest_finite())) : 0;
+    }
+
+    unsigned key(int token) const { return word(row[token]); }
+
+    // Calls a function with the word of each token, and its number, in parts of four where the row
+    // has vectors.
+    template <class Function>
+    void each(Function function) const {
+        typedef vector<float, 4> four;
+        const bool whole = count % 4 == 0 && (wide)row % sizeof(four) == 0;
+        const int vectors = whole ? count / 4 : 0;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < vectors; i += Threads) {
+            const four weights = ((const four*)row)[i];
+#pragma unroll
+            for (int e = 0; e < 4; e++) function(word(weights.at[e]), 4 * i + e);
+        }
+        for (int i = 4 * vectors + threadIdx.x; i < count; i += Threads) function(key(i), i);
     }
 
     wide mass(unsigned key) const {
@@ -64,10 +83,10 @@ struct drawing {
     // The greatest weight's word, and the lowest token that has it.
     unsigned greatest(int& token) {
         wide best = 0;
-        for (int i = threadIdx.x; i < count; i += Threads) {
-            const wide own = (wide)key(i) << 32 | (0xFFFFFFFFu - (unsigned)i);
+        each([&](unsigned word, int i) {
+            const wide own = (wide)word << 32 | (0xFFFFFFFFu - (unsigned)i);
             best = best < own ? own : best;
-        }
+        });
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
             const wide other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
@@ -87,6 +106,12 @@ struct drawing {
         return (unsigned)(best >> 32);
     }
 
+    // Goes on with all tokens instead of those that are listed.
+    void whole() {
+        is_listed = false;
+        lowest = 0;
+    }
+
     // Chooses the unit of sums, by the greatest weight's word.
     void scale(unsigned most) {
         const int exponent = (int)(most >> 23) - 126;
@@ -97,14 +122,18 @@ struct drawing {
 
     // The number of tokens with a weight of such a word or a greater one, and their sum.
     void at_least(unsigned least, wide& tokens, wide& sum) {
-        tokens = sum = 0;
-        const int number = is_listed ? kept.listed : count;
-        for (int i = threadIdx.x; i < number; i += Threads) {
-            const unsigned own = is_listed ? kept.keys[i] : key(i);
-            tokens += own >= least;
-            sum += own >= least ? mass(own) : 0;
-        }
-        reduce(tokens, sum);
+        wide found = 0, total = 0;
+        const auto add = [&](unsigned own, int) {
+            found += own >= least;
+            total += own >= least ? mass(own) : 0;
+        };
+        if (is_listed)
+            for (int i = threadIdx.x; i < kept.listed; i += Threads) add(kept.keys[i], i);
+        else
+            each(add);
+        reduce(found, total);
+        tokens = found;
+        sum = total;
     }
 
     // Lists the words from one on, if there is room for them, and sums up all of them. What is
@@ -127,25 +156,43 @@ struct drawing {
         }
         reduce(sum, none);
         is_listed = kept.listed <= Most;
+        lowest = is_listed ? least : 0;
         return sum;
+    }
+
+    // Lists words among which the first so many are, where there are not too many of these.
+    void list_first(wide wanted) {
+        unsigned low = 0, high = most;
+        wide tokens = 0, sum;
+        while (wanted <= Most && low < high) {
+            const unsigned middle = low + (high - low + 1) / 2;
+            at_least(middle, tokens, sum);
+            if (tokens < wanted) high = middle - 1;
+            else low = middle;
+            if (tokens >= wanted && tokens <= Most) {
+                list(middle);
+                return;
+            }
+        }
     }
 
     // The word at which the tokens of that weight and more are `wanted` of them at least, or their
     // sum is; how many of those of that very weight are needed for it, and the sum then.
     template <bool BySum>
     unsigned cut(wide wanted, wide& ties, wide& sum) {
-        unsigned low = 0;
-        for (int bit = 30; bit >= 0; bit--) {
+        const int bits = 32 - __clz((int)(lowest ^ most));
+        unsigned low = bits == 32 ? 0 : most >> bits << bits;
+        for (int bit = bits - 1; bit >= 0; bit--) {
             wide tokens, total;
             at_least(low | 1u << bit, tokens, total);
             if ((BySum ? total : tokens) >= wanted) low |= 1u << bit;
         }
         wide tokens, above;
         at_least(low + 1, tokens, above);
-        const wide each = mass(low);
-        if (BySum) ties = each == 0 ? 1 : (wanted - above + each - 1) / each;
+        const wide own = mass(low);
+        if (BySum) ties = own == 0 ? 1 : (wanted - above + own - 1) / own;
         else ties = wanted - tokens;
-        sum = above + ties * each;
+        sum = above + ties * own;
         return low;
     }
 
@@ -202,7 +249,7 @@ struct drawing {
     // The token; see the op `draw`. All threads of the block get it.
     int draw(float uniform, long long top_k, float top_p, float min_p) {
         int token;
-        const unsigned most = greatest(token);
+        most = greatest(token);
         if (most == 0) return 0;
         if (top_k == 1) return token;
         scale(most);
@@ -213,7 +260,6 @@ struct drawing {
         if (alone) least = most;
         // Most of what is drawn has more than 2^-16 of the greatest weight.
         const unsigned steps = 16u << 23;
-        is_listed = false;
         wide total = list(most > steps ? most - steps : 0), ties = alone ? 1 : (wide)count;
         wide all = total;
         const auto shorten = [&](unsigned cut_at, wide needed) {
@@ -223,12 +269,13 @@ struct drawing {
             }
         };
         if (by_number) {
-            const bool enough = is_listed && (wide)kept.listed >= (wide)top_k;
-            is_listed = enough;
+            if (!is_listed || (wide)kept.listed < (wide)top_k) {
+                whole();
+                list_first((wide)top_k);
+            }
             wide needed;
             const unsigned cut_at = cut<false>((wide)top_k, needed, all);
             shorten(cut_at, needed);
-            is_listed = kept.listed <= Most;
         }
         if (by_sum) {
             const wide wanted = top_p > 0 ? (wide)::ceil((double)top_p * (double)all) : 0;
@@ -236,7 +283,7 @@ struct drawing {
             unsigned cut_at = most;
             if (wanted > 0) {
                 at_least(0, tokens, listed);
-                if (is_listed && listed < wanted) is_listed = false;
+                if (listed < wanted) whole();
                 cut_at = cut<true>(wanted, needed, listed);
             }
             shorten(cut_at, needed);
@@ -249,10 +296,12 @@ struct drawing {
             return own > least || (own == least && i <= last_tie);
         };
         if (by_number || by_sum || by_weight) {
-            wide none = total = 0;
-            for (int i = threadIdx.x; i < count; i += Threads)
-                total += is_kept(i) ? mass(key(i)) : 0;
-            reduce(total, none);
+            wide none = 0, sum = 0;
+            each([&](unsigned own, int i) {
+                sum += own > least || (own == least && i <= last_tie) ? mass(own) : 0;
+            });
+            reduce(sum, none);
+            total = sum;
         }
         const double share = uniform > 0 ? (double)uniform * (double)total : 0;
         if (share < (double)total) {

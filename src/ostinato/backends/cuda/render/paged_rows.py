@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Load
     from ostinato.variables import Symbol
 
-__all__ = ["body", "launch"]
+__all__ = ["body", "head_blocks", "launch"]
 
 _THREADS, _WARP = 256, 32
 
@@ -43,10 +43,11 @@ _SHARED_SUMS = 4 << 10
 #: Keys of a thread whose loads are on their way together.
 _KEYS = 2
 
-_BODY = Template("""\
-$places
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int own_lane = threadIdx.x % $lanes, own_group = threadIdx.x / $lanes;
+#: Bytes of memory, and keys, that are brought into the cache before a block has queries.
+_LINE, _TOUCHED_KEYS = 128, 64
+
+#: The head of the loop over items, up to the keys of a part.
+_ITEM = Template("""\
     for (long long item = own.x; item < rows * ${shared_heads}LL * $head_blocks * $splits;
          item += all.x) {
         const int part = (int)(item % $splits);
@@ -59,7 +60,13 @@ $places
         const long long of_part =
             ((wanted + $splits - 1) / $splits + $step - 1) / $step * $step;
         const long long begin = first + part * of_part;
-        const long long end = begin + of_part < position + 1 ? begin + of_part : position + 1;
+        const long long end = begin + of_part < position + 1 ? begin + of_part : position + 1;""")
+
+_BODY = Template("""\
+$places
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int own_lane = threadIdx.x % $lanes, own_group = threadIdx.x / $lanes;
+$item
         $acc query[$heads][$key_chunks * $count];
 #pragma unroll
         for (int h = 0; h < $heads; h++) {
@@ -207,6 +214,30 @@ $store
     }
 """)
 
+#: Brings the first keys and values of a part into the cache that multiprocessors share.
+_TOUCH = Template("""\
+$places
+    const int lane = threadIdx.x % 32;
+$item
+        const int touched = end - begin < $most ? (int)(end - begin) : $most;
+#pragma unroll 1
+        for (int i = lane; i < touched * $lines; i += 32) {
+            const long long key = begin + i / $lines;
+            const long long block = block_at(owner, key / $positions), place = key % $positions;
+            const long long d = i % $lines * $width, n = d;
+            const unsigned char* line;
+            if (d < $depth) {
+$key
+                ost::prefetch_line(line);
+            }
+            if (n < $features) {
+$value
+                ost::prefetch_line(line);
+            }
+        }
+    }
+""")
+
 #: A part's sums, with its greatest score and its total behind them.
 _STORED_PART = Template("""\
                 const long long head = (row * $shared_heads + shared) * $group + member;
@@ -254,8 +285,12 @@ def launch(kernel: PagedAttention, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each row, its heads and its parts, or a few waves."""
     spec = kernel.spec
     blocks = max_extent(spec.row) * max_extent(spec.shared) * kernel.splits
-    blocks *= -(-spec.group // _shape(kernel).heads)
-    return Launch(grid_of(blocks, target), _THREADS)
+    return Launch(grid_of(blocks * head_blocks(kernel), target), _THREADS)
+
+
+def head_blocks(kernel: PagedAttention) -> int:
+    """Blocks that share the heads of a key head."""
+    return -(-kernel.spec.group // _shape(kernel).heads)
 
 
 def body(kernel: PagedAttention) -> Body:
@@ -295,29 +330,35 @@ def body(kernel: PagedAttention) -> Body:
     if spec.softcap is not None:
         cap = dialect.literal(acc, spec.softcap)
         capped = f"ost::multiply({cap}, ost::tanh(ost::divide(score, {cap})))"
+    sizes = {
+        "heads": shape.heads,
+        "shared_heads": max_extent(spec.shared),
+        "head_blocks": head_blocks(kernel),
+        "splits": kernel.splits,
+        "step": _KEYS * groups,
+        "positions": max_extent(spec.place),
+        "depth": depth,
+        "features": features,
+    }
+    window = spec.window
+    first = "0" if window is None else f"ost::maximum(position - {window - 1}, 0LL)"
+    item, places = _ITEM.substitute(sizes, first=first), places_text(kernel, frame)
     text = _BODY.substitute(
+        sizes,
+        item=item,
+        places=places,
         acc=type_,
         count=count,
         lanes=lanes,
         key_chunks=shape.key_chunks,
         value_chunks=shape.value_chunks,
-        heads=shape.heads,
         group=spec.group,
-        shared_heads=max_extent(spec.shared),
-        head_blocks=-(-spec.group // shape.heads),
-        splits=kernel.splits,
-        positions=max_extent(spec.place),
-        depth=depth,
-        features=features,
         keys=_KEYS,
         groups=groups,
-        step=_KEYS * groups,
         kept=max(1, shape.value_chunks * count * lanes // _WARP),
         writing=min(_WARP, wide),
         threads=_THREADS,
         warps=warps,
-        first="0" if spec.window is None else f"ost::maximum(position - {spec.window - 1}, 0LL)",
-        places=places_text(kernel, frame),
         query=query,
         key_vector=vectors[0],
         value_vector=vectors[1],
@@ -336,8 +377,20 @@ def body(kernel: PagedAttention) -> Body:
     arrays = [SharedArray(type_, acc.itemsize, "sums", sums)]
     for name, size in (("greatest", warps), ("totals", warps), ("weights", warps + 2)):
         arrays.append(SharedArray(type_, acc.itemsize, name, (size, shape.heads)))
+    touch = _TOUCH.substitute(
+        sizes,
+        item=item,
+        places=places,
+        most=_TOUCHED_KEYS,
+        lines=-(-max(depth, features) * spec.k.dtype.itemsize // _LINE),
+        width=_LINE // spec.k.dtype.itemsize,
+        key=frame.address(spec.k, 4, names, "line"),
+        value=frame.address(spec.v, 4, names, "line"),
+    )
     made = body_of(kernel, text, sizes_of(kernel), _THREADS, arrays=tuple(arrays))
-    return replace(made, includes=f'{made.includes}#include "attention.cuh"\n')
+    includes = f'{made.includes}#include "attention.cuh"\n'
+    touch = f"{frame.sizes(sizes_of(kernel))}\n{touch}"
+    return replace(made, includes=includes, touch=touch)
 
 
 def _names(kernel: PagedAttention) -> dict[Symbol, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render import streamed_left, weight_streams
 from ostinato.backends.cuda.render.segment_functions import Form
-from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
+from ostinato.backends.cuda.rules.attention_kernel import PointKernel
 from ostinato.backends.cuda.rules.joint_nests import JointNests
 from ostinato.backends.cuda.rules.joint_products import products_of
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
@@ -107,7 +107,7 @@ class _Forms:
         if part.shares_of is None:
             return (), 0
         reader = self.parts[part.shares_of].kernel
-        assert isinstance(reader, AttentionKernel)
+        assert isinstance(reader, PointKernel)
         each, points = reader.items_of_point(self.target), bounds(reader.points)[1]
         repeated = 0
         if part.shares_of == place:

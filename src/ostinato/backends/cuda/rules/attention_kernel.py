@@ -11,21 +11,52 @@ from ostinato.records import dataclass
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.kernel import Access
-    from ostinato.lower.loopir.nodes import Arg, Store
+    from ostinato.lower.loopir.nodes import Arg, Scalar, Store
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.rules.attention_spec import AttentionSpec
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["AttentionKernel", "PartsKernel"]
+__all__ = ["AttentionKernel", "PartsKernel", "PointKernel"]
+
+
+class PointKernel(CudaKernel):
+    """A kernel of attention whose items are those of points: heads of keys.
+
+    In a segment, blocks may compute for a point what it alone reads.
+    """
+
+    @property
+    @abstractmethod
+    def point_axes(self) -> Sequence[Symbol]:
+        """The axes of points, outermost first; none where points are not to be told apart."""
+
+    @property
+    @abstractmethod
+    def points(self) -> Dim:
+        """Their number."""
+
+    @property
+    @abstractmethod
+    def read_elements(self) -> Sequence[Scalar]:
+        """The elements that it reads."""
+
+    @property
+    def head_pools(self) -> Mapping[int, int]:
+        """By argument that is a pool of rows, of which a point reads its own part: its elements."""
+        return {}
+
+    @abstractmethod
+    def items_of_point(self, target: CudaTarget) -> int:
+        """The items of each point, where blocks go over items: points are the outer ones."""
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionKernel(CudaKernel):
+class AttentionKernel(PointKernel):
     """Attention, or a part of the keys' share in it.
 
     Attributes:
@@ -55,13 +86,16 @@ class AttentionKernel(CudaKernel):
         return iter(()) if self.scratch is not None else self.spec.accesses()
 
     @property
+    def point_axes(self) -> Sequence[Symbol]:
+        return self.spec.batch
+
+    @property
     def points(self) -> Dim:
-        """Key heads of all batches."""
         return prod(map(extent_of, self.spec.batch))
 
-    @abstractmethod
-    def items_of_point(self, target: CudaTarget) -> int:
-        """The items of each point, where blocks go over items: points are the outer ones."""
+    @property
+    def read_elements(self) -> Sequence[Scalar]:
+        return self.spec.operands
 
     @property
     def features(self) -> int:

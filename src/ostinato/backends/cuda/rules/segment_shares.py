@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
-from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
+from ostinato.backends.cuda.rules.attention_kernel import PointKernel
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import Guard, IndexValue, Load, Stage, Store, extent_of, max_extent
 from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.records import dataclass, replace
-from ostinato.variables import axis, bounds, coefficient, substitute, symbols
+from ostinato.variables import Expr, axis, bounds, coefficient, substitute, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class Shares:
             for buffer in call.reads():
                 readers.setdefault(buffer, []).append(call)
         for position, call in enumerate(calls):
-            if isinstance(call.kernel, AttentionKernel):
+            if isinstance(call.kernel, PointKernel):
                 before = [earlier for earlier in calls[:position] if earlier in among]
                 self._divide(before, call, call.kernel, readers)
 
@@ -73,27 +73,29 @@ class Shares:
         if buffer not in self.sizes:
             return 1
         attention = self.sizes[buffer][0].kernel
-        assert isinstance(attention, AttentionKernel)
+        assert isinstance(attention, PointKernel)
         return bounds(attention.points)[1]
 
     def _divide(
         self,
         before: Sequence[Call],
         reader: Call,
-        attention: AttentionKernel,
+        attention: PointKernel,
         readers: Mapping[LoweredBuffer, Sequence[Call]],
     ) -> None:
         """Divide what a call of attention reads."""
         count = attention.points
-        wide = [symbol for symbol in attention.spec.batch if max_extent(symbol) > 1]
+        wide = [symbol for symbol in attention.point_axes if max_extent(symbol) > 1]
         if not isinstance(count, int) or not wide:
             return
-        loads = [s for s in reached(attention.spec.operands) if isinstance(s, Load)]
+        loads = [s for s in reached(attention.read_elements) if isinstance(s, Load)]
+        pools = attention.head_pools
         sizes: dict[LoweredBuffer, int] = {}
+        in_pools = {reader.buffers[number]: size for number, size in pools.items()}
         for number, buffer in enumerate(reader.buffers):
             indices = [load.index for load in loads if load.buffer == number]
             if indices:
-                _limit(sizes, buffer, _point_size(indices, wide))
+                _limit(sizes, buffer, pools.get(number) or _point_size(indices, wide))
         own: dict[Call, Share] = {}
         for call in reversed(before):
             if not all(
@@ -101,7 +103,7 @@ class Shares:
                 for buffer in call.writes()
             ):
                 continue
-            share = _share(reader, call, count, sizes)
+            share = _share(reader, call, count, sizes, in_pools)
             if share is None:
                 continue
             own[call] = share
@@ -114,6 +116,7 @@ class Shares:
         }
         for buffer, size in sizes.items():
             apart = buffer not in whole and all(r is reader or r in own for r in readers[buffer])
+            apart = apart and buffer not in in_pools
             if size and apart:
                 self.sizes[buffer] = reader, size
 
@@ -149,16 +152,41 @@ def _share_size(indices: Sequence[Dim], symbol: Symbol, values: int) -> int:
     return 0 if step is None else step * values
 
 
+def _pool_size(indices: Sequence[Dim], symbol: Symbol, wanted: int, count: int) -> int:
+    """The elements of a point in each row of a pool, if these are between shares; or 0.
+
+    Args:
+        indices: into the pool.
+        symbol: the number of a share.
+        wanted: the elements of a point.
+        count: of the points: a row has the elements of all.
+    """
+    for index in indices:
+        rest = substitute(index, {symbol: 0})
+        terms = () if isinstance(rest, int) else rest.terms
+        rows = [Expr(dict([term]), 0) for term in terms if term[1] % (count * wanted) == 0]
+        low, high = bounds(rest - sum(rows, start=0 * rest))
+        if _step(index, symbol) != wanted or low < 0 or high >= wanted:
+            return 0
+    return wanted
+
+
 def _step(index: Dim, symbol: Symbol) -> int | None:
     """The elements that an index moves with each value of a symbol; ``None``: it depends."""
     found = coefficient(index, symbol)
     return found[0] if found is not None and isinstance(found[0], int) else None
 
 
-def _share(reader: Call, call: Call, count: int, sizes: dict[LoweredBuffer, int]) -> Share | None:
+def _share(
+    reader: Call,
+    call: Call,
+    count: int,
+    sizes: dict[LoweredBuffer, int],
+    pools: Mapping[LoweredBuffer, int],
+) -> Share | None:
     """A call divided along an outer axis, if it writes the shares of ``sizes``.
 
-    What it reads is added to these.
+    What it reads is added to these. Of ``pools``, a share is a part of each row.
     """
     nest = call.kernel
     if not isinstance(nest, CudaLoopNest) or nest.scratch_groups:
@@ -169,29 +197,36 @@ def _share(reader: Call, call: Call, count: int, sizes: dict[LoweredBuffer, int]
     statements = [s for s in every if isinstance(s, Store)]
     if len(statements) < len(every):
         return None
-    for symbol in nest.axes:
+    for symbol in nest.outer_axes:
         extent = extent_of(symbol)
         if not isinstance(extent, int) or extent % count or extent == 0:
             continue
-        values = extent // count
+        values, number = extent // count, axis("share", count)
+        part = axis(symbol.name, values) if values > 1 else 0
+        (share,) = symbols(number)
+        at = {symbol: number * values + part}
         accesses: dict[int, list[Dim]] = {}
-        for number, index in _accesses(statements):
-            accesses.setdefault(number, []).append(index)
-        steps = {n: {_step(i, symbol) for i in indices} for n, indices in accesses.items()}
+        for argument, index in _accesses(statements):
+            accesses.setdefault(argument, []).append(substitute(index, at))
+        steps = {n: {_step(i, share) for i in indices} for n, indices in accesses.items()}
         if any(len(found) != 1 or None in found for found in steps.values()):
             continue
-        if any(symbol in symbols(dim) for dim in _others(statements)):
+        if any(share in symbols(substitute(dim, at)) for dim in _others(statements)):
             continue
-        shares = {n: _share_size(indices, symbol, values) for n, indices in accesses.items()}
+        shares = {
+            n: _pool_size(indices, share, wanted, count)
+            if (wanted := pools.get(call.buffers[n]))
+            else _share_size(indices, share, 1)
+            for n, indices in accesses.items()
+        }
         written = [n for n, arg in enumerate(nest.args) if arg.writes]
         if any(shares.get(n) != sizes[call.buffers[n]] for n in written):
             continue
-        for number, buffer in enumerate(call.buffers):
-            if number in shares and number not in written:
-                _limit(sizes, buffer, shares[number])
-        strides = [next(iter(steps.get(n, {0}))) or 0 for n in range(len(nest.args))]
-        kernel = _first_share(nest, symbol, values)
-        return Share(reader, kernel, tuple(values * stride for stride in strides))
+        for argument, buffer in enumerate(call.buffers):
+            if argument in shares and argument not in written:
+                _limit(sizes, buffer, shares[argument])
+        strides = tuple(next(iter(steps.get(n, {0}))) or 0 for n in range(len(nest.args)))
+        return Share(reader, _first_share(nest, symbol, part, share), strides)
     return None
 
 
@@ -215,14 +250,27 @@ def _others(statements: Sequence[Store]) -> Iterator[Dim]:
             yield from scalar.conditions
 
 
-def _first_share(nest: CudaLoopNest, symbol: Symbol, values: int) -> CudaLoopNest:
+def _first_share(nest: CudaLoopNest, symbol: Symbol, part: Dim, share: Symbol) -> CudaLoopNest:
     """A nest at the first values of an outer axis."""
-    part = axis(symbol.name, values) if values > 1 else 0
-    rewriter = Rewriter(index=lambda dim: substitute(dim, {symbol: part}))
+
+    def first(dim: Dim) -> Dim:
+        # By way of the number of a share, so that quotients and remainders by its size vanish.
+        whole = substitute(dim, {symbol: Expr({(share,): _extent(part)}, 0) + part})
+        return substitute(whole, {share: 0})
+
+    rewriter = Rewriter(index=first)
     stages = tuple(
         Stage(stage.axes, tuple(map(rewriter.statement, stage.statements))) for stage in nest.stages
     )
     axes: list[Symbol] = []
     for own in nest.axes:
         axes += symbols(part) if own == symbol else [own]
-    return replace(nest, axes=tuple(axes), stages=stages)
+    inner = nest.inner_axis
+    if inner == symbol:
+        inner = next(iter(symbols(part)), None)
+    return replace(nest, axes=tuple(axes), stages=stages, inner_axis=inner)
+
+
+def _extent(part: Dim) -> int:
+    """The values of a part."""
+    return 1 if isinstance(part, int) else bounds(part)[1] + 1
