@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from bench.synthetic_llama import Shape, write_llama
 
 import ostinato as ost
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.errors import InputError
-from ostinato.llm.checkpoints import Checkpoint
-from ostinato.llm.device_weights import for_device
+from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
+from ostinato.llm.device_weights import computed_bytes, for_device
 from ostinato.llm.encoder import Encoder
 from ostinato.llm.expert_files import CheckpointExperts
+from ostinato.llm.step import StepGraph
+from ostinato.llm.step_sizes import StepLimits
 from ostinato.records import replace
 from tests.devices.registered import open_session
+from tests.llm.greedy import forced, spread_blocks
 from tests.llm.test_packed_experts import error_of, packed_model
 from tests.llm.tiny_models import prompt
 from tests.llm.widened import elements_of, widened
@@ -121,3 +126,52 @@ def test_packed_matmuls_on_such_devices(cuda: ost.Session, tmp_path: Path) -> No
     assert "decoded" not in ost.Session("cpu").compile(g).explain()
     with pytest.raises(InputError, match="that decodes packed matrices can not leave them there"):
         cuda.compile(g, experts=CheckpointExperts(checkpoint), expert_budget=1 << 20)
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A llama whose matrices are blocks of four bits."""
+    path = tmp_path_factory.mktemp("gguf") / "llama.gguf"
+    shape = Shape(layers=2, width=256, heads=4, kv_heads=2, hidden=512, vocabulary=512, context=256)
+    write_llama(path, "q4_0", shape)
+    return open_checkpoint(path)
+
+
+def test_packed_matrices_are_decoded_once(cuda: ost.Session, gguf: Checkpoint) -> None:
+    """To bfloat16 where the model is compiled, for steps of all sizes; tables stay packed."""
+    limits = StepLimits(rows=32, sequences=2, picks=2, blocks=4, context=128, adjustments=2)
+    found = []
+    for session in (ost.Session("cpu"), cuda):
+        step = StepGraph(gguf, limits, session=session)
+        spread_blocks(step)
+        found.append(forced(step, prompt(512, 20, 0), [5, 6, 7], chunk=9)[1])
+    assert error_of(found[1], found[0]) < 0.05
+    kernels = [kernel.name for kernel in step.plan.kernels]
+    assert not any("bitwise" in name and "matmul" in name for name in kernels)
+    first, *others = members(step)
+    assert others
+    assert all(other._weight_form == first._weight_form for other in others)
+    assert all(
+        other.memory.weights.block.memory is first.memory.weights.block.memory for other in others
+    )
+
+
+def members(step: StepGraph) -> list[Any]:
+    executable: Any = step._graph._execution.executable
+    return [member.executable for member in executable._members.values()]
+
+
+def test_matrices_stay_packed_where_memory_is_short(cuda: ost.Session, gguf: Checkpoint) -> None:
+    wide = 2 * sum(
+        weight.shape[0] * weight.shape[1]
+        for weight in gguf.weights.values()
+        if weight.format is not None
+    )
+    for free, dtype in ((2 * wide, BFLOAT16), (wide, None), (None, None)):
+        made = for_device(gguf, cuda.capabilities, free)
+        packed = [weight for weight in made.weights.values() if weight.format is not None]
+        assert {weight.decoded for weight in packed} == {dtype}
+        nbytes = sum(map(computed_bytes, packed))
+        assert nbytes == (wide if dtype else wide // 2 // 32 * 18)
+    cpu = ost.Session("cpu").capabilities
+    assert for_device(gguf, cpu, 2 * wide).weights == gguf.weights

@@ -75,7 +75,8 @@ class Encoder:
             most = self.config.context
             raise InputError(f"context is a number from 1 to {most}, got {context!r:.80}")
         self._session = session or Session("cpu")
-        self._checkpoint = for_device(checkpoint, self._session.capabilities)
+        free = self._session.context.free_memory
+        self._checkpoint = for_device(checkpoint, self._session.capabilities, free)
         self._options = model_options(self._session, options)
         self._most_rows = max(_ROWS, self.context)
         self._most_texts = max(1, min(_TEXTS, _PLACES // self.context))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.errors import InputError
 from ostinato.llm.checkpoints import open_checkpoint
-from ostinato.llm.device_weights import for_device
+from ostinato.llm.device_weights import computed_bytes, for_device
 from ostinato.llm.memory import (
     DEFAULT_CONTEXT,
     Limits,
@@ -112,7 +111,9 @@ def load(
     session = Session(device, threads=threads)
     compiling = None if progress is None else partial(progress, "compiling")
     step = None
-    weight_bytes = _weight_bytes(for_device(checkpoint, session.capabilities))
+    free = session.context.free_memory
+    computed = for_device(checkpoint, session.capabilities, free)
+    weight_bytes = sum(map(computed_bytes, computed.weights.values()))
     known = Limits(context, sequences, 0, 0, weight_bytes)
     if checkpoint.config.causal:
         pools = size_pools(
@@ -122,7 +123,7 @@ def load(
             context=context,
             rows=_STEP_ROWS,
             kv_memory=kv_memory,
-            free=session.context.free_memory,
+            free=free,
         )
         known = replace(
             known,
@@ -262,9 +263,3 @@ def _template_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate |
     if checkpoint.vocabulary:
         return template_from_gguf(checkpoint.vocabulary, tokenizer)
     return template_from_folder(checkpoint.path)
-
-
-def _weight_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of all weights in the formats that they are computed in."""
-    sources = (weight.source for weight in checkpoint.weights.values())
-    return sum(prod(source.shape) * source.dtype.itemsize for source in sources)

@@ -98,7 +98,7 @@ class StepGraph:
         expert_policy: TidePolicy | None = TIDE,
     ) -> None:
         session = session or Session("cpu")
-        checkpoint = for_device(checkpoint, session.capabilities)
+        checkpoint = for_device(checkpoint, session.capabilities, session.context.free_memory)
         shared = session.device.kind == "CPU"
         known = session.capabilities.known_sizes and expert_budget is None
         self._padding = StepPadding(limits=limits) if known else None

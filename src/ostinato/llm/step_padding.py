@@ -24,8 +24,11 @@ Array = np.ndarray[Any, Any]
 #: A pick beyond all others: adjustments of it change nothing.
 _NO_PICK: Final = (1 << 31) - 1
 
-#: Numbers of adjustments are powers of this.
-_ADJUSTMENTS: Final = 16
+#: Rows up to which each may be picked; of more, there are all picks or one.
+_FEW: Final = 16
+
+#: Rows of the shortest step of more.
+_LEAST_ROWS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +55,13 @@ class StepPadding:
     def sizes(self, rows: int, picks: int, adjustments: int) -> tuple[int, int, int]:
         """The sizes of a step that has room for such numbers."""
         limits = self.limits
+        if max(rows, picks) <= min(_FEW, limits.picks, limits.rows):
+            count = _rounded(max(rows, picks), min(limits.picks, limits.rows))
+            return count, count, _one_or_all(adjustments, limits.adjustments)
         return (
-            _rounded(rows, 2, limits.rows),
-            _rounded(picks, 2, limits.picks),
-            _rounded(adjustments, _ADJUSTMENTS, limits.adjustments),
+            _rounded(max(rows, _LEAST_ROWS), limits.rows),
+            _one_or_all(picks, limits.picks),
+            _one_or_all(adjustments, limits.adjustments),
         )
 
     def run(
@@ -90,9 +96,10 @@ class StepPadding:
                 part[:] = before
 
 
-def _rounded(count: int, base: int, most: int) -> int:
-    """The next power of a base, or the most."""
-    power = 1
-    while power < count:
-        power *= base
-    return min(power, most)
+def _rounded(count: int, most: int) -> int:
+    """The next power of two, or the most."""
+    return min(1 << (count - 1).bit_length(), most)
+
+
+def _one_or_all(count: int, most: int) -> int:
+    return 1 if count == 1 else most

@@ -199,6 +199,8 @@ class Weight:
         format: of packed rows; ``None``: elements. Rows are those of ``[outputs, inputs]``, also of
             experts and of heads: their bytes are ``[experts, outputs, bytes]``.
         summed: the axis of the elements that packed rows lie along.
+        decoded: the floats that packed rows become once, where the model is compiled, before they
+            are multiplied; ``None``: they are multiplied as they are.
     """
 
     name: str
@@ -206,6 +208,7 @@ class Weight:
     shape: tuple[int, ...]
     format: str | None = None
     summed: Literal[-2, -1] = -1
+    decoded: DType | None = None
 
 
 def located(

@@ -73,6 +73,7 @@ def lowering_options(
         one_block=options.single_block_segments,
         layers=options.segment_layers,
         join=options.joint_parts,
+        rounds=on and rounds_rows(options, capability) is not None,
         library=library if on and has_products and options.library_products else None,
     )
 

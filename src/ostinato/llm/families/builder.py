@@ -220,9 +220,13 @@ class Builder:
             weight: the whole name of the matrix, where it is another's.
         """
         matrix = weight or f"{name}.weight"
-        form = self.weight(matrix).format
+        form, decoded = self.weight(matrix).format, self.weight(matrix).decoded
         w = self.param(matrix)
-        if form is not None:
+        if form is not None and decoded is not None:
+            elements = self.g.dequantize_packed(w, form, self.weight(matrix).shape, decoded)
+            columns = self.g.permute_dims(elements, (1, 0))
+            result = self.g.widening_matmul(self.g.cast(x, decoded), columns)
+        elif form is not None:
             result = self.g.packed_matmul(x, w, form)
         else:
             result = self.g.cast(self.g.matmul(x, self.g.permute_dims(w, (1, 0))), FLOAT32)

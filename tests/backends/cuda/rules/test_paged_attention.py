@@ -36,14 +36,14 @@ ROWS: list[dict[str, Any]] = [
 
 #: Many rows on tensor cores.
 TILES: list[dict[str, Any]] = [
-    {"depth": (16, 32)},
-    {"rows": 80, "heads": (8, 2), "depth": (64, 64)},
+    {"depth": (16, 32), "table": (3, 2)},
+    {"rows": 35, "heads": (8, 2), "depth": (64, 64), "table": (2, 3)},
     {"rows": 70, "heads": (7, 1), "depth": (32, 16), "blocks": (40, 16), "table": (2, 20)},
     {"rows": 17, "heads": (70, 1), "depth": (48, 32), "window": 100, "sinks": True},
-    {"rows": 40, "heads": (2, 2), "depth": (256, 256), "softcap": 4.0, "scale": 0.2},
+    {"rows": 18, "heads": (2, 2), "depth": (256, 256), "table": (2, 2), "softcap": 4.0},
     {"heads": (4, 4), "depth": (16, 16), "blocks": (30, 5), "table": (3, 10), "sinks": True},
-    {"rows": 33, "dtype": "bfloat16", "depth": (64, 64), "window": 1},
-    {"rows": 40, "depth": (32, 32), "scale": -0.7, "sinks": True},
+    {"rows": 20, "dtype": "bfloat16", "depth": (64, 64), "window": 1},
+    {"rows": 24, "depth": (32, 32), "table": (2, 3), "scale": -0.7, "sinks": True},
 ]
 
 
@@ -81,14 +81,18 @@ def is_tiled(kernel: Any) -> bool:
     return isinstance(kernel, PagedAttention) and paged_tiles.fits(kernel, target)
 
 
+#: Enough rows for many warps of a block.
+PROMPT = {"rows": 512, "heads": (32, 8), "depth": (64, 64), "blocks": (64, 64), "table": (2, 16)}
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_kernels_compile(arch: str) -> None:
-    for case in (*ROWS[1:9], *TILES):
+    for case in (*ROWS[1:9:2], *TILES[::3], PROMPT):
         for kernel in kernels_of(attend(**case)):
             compile_text(kernel.source(CudaTarget.of_arch(arch)), arch)
 
 
-@pytest.mark.parametrize("rows", [5, 40])
+@pytest.mark.parametrize("rows", [5, 24])
 @pytest.mark.parametrize("window", [None, 90])
 def test_what_no_row_attends_to_is_not_read(
     session: ost.Session, rows: int, window: int | None
@@ -108,7 +112,21 @@ def test_what_no_row_attends_to_is_not_read(
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("rows", [3, 40])
+def test_rows_may_be_rounded(session: ost.Session) -> None:
+    """By the option that rounds rows beside bfloat16 weights, too; by many warps."""
+    case = {**PROMPT, "rows": 64, "heads": (64, 4), "depth": (16, 16), "table": (2, 3)}
+    g = attend(**case)
+    arrays = arrays_of(g, 64)
+    arrays["position"] = np.arange(64, dtype=np.int32) + 60
+    options = [ost.CompileOptions(bfloat16_dots=on) for on in (False, True)]
+    exact, rounded = (session.compile(g, options=each).run(arrays)[0] for each in options)
+    (want,) = evaluate(g, arrays)
+    np.testing.assert_allclose(exact, want, rtol=5e-5, atol=5e-5)
+    np.testing.assert_allclose(rounded, want, rtol=2e-2, atol=2e-2)
+    assert not np.array_equal(exact, rounded)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
 def test_numbers_out_of_range_are_those_of_take(session: ost.Session, rows: int) -> None:
     g = attend(rows=rows, depth=(32, 32), blocks=(24, 16), table=(3, 8))
     arrays = arrays_of(g, rows)

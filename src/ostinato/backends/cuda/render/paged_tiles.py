@@ -6,7 +6,8 @@ tile, one on its way while another is used. What a row finds in the tiles of ano
 stored, and keys to which no row of a run attends are zeros there.
 
 Queries and weights are sums of two numbers of bfloat16: a product of float32 and bfloat16 is two
-products of tensor cores, within 2^-16 of what it is in float32.
+products of tensor cores, within 2^-16 of what it is in float32. Where they may be rounded, they are
+one number each.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ __all__ = ["fits", "launch", "source"]
 #: The first architecture with these instructions.
 _CAPABILITY = 80
 
-_WARPS = 4
-_THREADS, _STACKED = 32 * _WARPS, 16 * _WARPS
+#: Warps of a block, few and many, each with so many of the stacked rows; blocks that fill a GPU.
+_WARPS, _STACKED, _FILLED = (4, 8), 16, 128
 
 #: Keys of a tile; elements of 16 bytes, and those that pad a row of shared memory.
 _KEYS, _CHUNK = 64, 8
 
-#: Rows up to which each has blocks of its own, and features of a query and of a value, at most.
-_FEW_ROWS, _MOST_FEATURES = 16, 256
+#: Rows up to which each has blocks of its own; features of a query and of a value, at most, and
+#: those for which many warps have room.
+_FEW_ROWS, _MOST_FEATURES, _FEW_FEATURES = 16, 256, 128
 
 _BODY = Template("""\
     extern __shared__ __align__(16) unsigned char ${name}_memory[];
     unsigned short* const queries = (unsigned short*)${name}_memory;
-    unsigned short* const stages = queries + 2 * $stacked * $key_pitch;
+    unsigned short* const stages = queries + $parts * $stacked * $key_pitch;
     long long* const positions = (long long*)(stages + $stages * $stage);
     long long* const sequences = positions + $rows;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -73,9 +75,11 @@ $places
 $query
             }
             const unsigned short high = ost::bfloat16_bits(element);
-            const float low = element - ost::from_bfloat16(high);
             queries[stacked * $key_pitch + d] = high;
-            queries[($stacked + stacked) * $key_pitch + d] = ost::bfloat16_bits(low);
+            if ($parts == 2) {
+                const float low = element - ost::from_bfloat16(high);
+                queries[($stacked + stacked) * $key_pitch + d] = ost::bfloat16_bits(low);
+            }
         }
         __syncthreads();
         for (int first = 0, next; first < there; first = next) {
@@ -142,9 +146,9 @@ $value
                 float scores[$keys / 8][4] = {};
 #pragma unroll
                 for (int i = 0; i < $depth / 16; i++) {
-                    unsigned a[2][4];
+                    unsigned a[$parts][4];
 #pragma unroll
-                    for (int part = 0; part < 2; part++)
+                    for (int part = 0; part < $parts; part++)
                         ost::load_matrices(
                             a[part],
                             queries
@@ -160,7 +164,7 @@ $value
                                 + i * 16 + lane / 8 % 2 * 8
                         );
 #pragma unroll
-                        for (int part = 1; part >= 0; part--) {
+                        for (int part = $parts - 1; part >= 0; part--) {
                             ost::multiply_tiles(
                                 scores[2 * j], a[part], b[0], b[1], ost::bfloat16_format()
                             );
@@ -203,12 +207,12 @@ $value
                 }
 #pragma unroll
                 for (int i = 0; i < $keys / 16; i++) {
-                    unsigned a[2][4];
+                    unsigned a[$parts][4];
 #pragma unroll
                     for (int part = 0; part < 4; part++) {
                         const float* const pair = &scores[2 * i + part / 2][part % 2 * 2];
                         a[0][part] = ost::pair_bits(pair[0], pair[1], ost::bfloat16_format());
-                        a[1][part] = ost::pair_bits(
+                        if ($parts == 2) a[$parts - 1][part] = ost::pair_bits(
                             pair[0] - ost::from_bfloat16((unsigned short)a[0][part]),
                             pair[1] - ost::from_bfloat16((unsigned short)(a[0][part] >> 16)),
                             ost::bfloat16_format()
@@ -223,7 +227,7 @@ $value
                                 + lane / 16 * 8
                         );
 #pragma unroll
-                        for (int part = 1; part >= 0; part--) {
+                        for (int part = $parts - 1; part >= 0; part--) {
                             ost::multiply_tiles(
                                 sums[2 * j], a[part], b[0], b[1], ost::bfloat16_format()
                             );
@@ -301,7 +305,7 @@ def launch(kernel: PagedAttention, target: CudaTarget) -> Launch:
     blocks = -(-max_extent(spec.row) // _rows(kernel)) * max_extent(spec.shared)
     blocks *= -(-spec.group // _members(kernel))
     shared_bytes = _shared_bytes(kernel, _stages(kernel, target))
-    return Launch(grid_of(blocks, target), _THREADS, shared_bytes)
+    return Launch(grid_of(blocks, target), 32 * _warps(kernel), shared_bytes)
 
 
 def source(kernel: PagedAttention, target: CudaTarget) -> str:
@@ -324,9 +328,10 @@ def source(kernel: PagedAttention, target: CudaTarget) -> str:
         begin = f"position - {spec.window - 1}"
     text = _BODY.substitute(
         name=kernel.name,
+        parts=_parts(kernel),
         places=places_text(kernel, frame),
-        stacked=_STACKED,
-        threads=_THREADS,
+        stacked=_stacked(kernel),
+        threads=32 * _warps(kernel),
         keys=_KEYS,
         rows=_rows(kernel),
         members=_members(kernel),
@@ -351,7 +356,7 @@ def source(kernel: PagedAttention, target: CudaTarget) -> str:
         sink=sink,
         store=frame.stores([spec.store], FLOAT32, 7, names, "total"),
     )
-    return function(kernel, text, sizes_of(kernel), _THREADS)
+    return function(kernel, text, sizes_of(kernel), 32 * _warps(kernel))
 
 
 def _is_vector(load: Load, symbol: Symbol, size: int) -> bool:
@@ -360,14 +365,32 @@ def _is_vector(load: Load, symbol: Symbol, size: int) -> bool:
     return load.dtype == BFLOAT16 and run is not None and run.count % _CHUNK == 0
 
 
+def _parts(kernel: PagedAttention) -> int:
+    """Numbers of bfloat16 for each query, and for each weight."""
+    return 1 if kernel.rounds else 2
+
+
+def _warps(kernel: PagedAttention) -> int:
+    """Warps of a block: many, where there are rows for them on every multiprocessor."""
+    spec, (few, many) = kernel.spec, _WARPS
+    rows = max_extent(spec.row) * spec.group * max_extent(spec.shared)
+    narrow = max(max_extent(spec.depth), max_extent(spec.column)) <= _FEW_FEATURES
+    return many if narrow and rows >= _FILLED * many * _STACKED else few
+
+
+def _stacked(kernel: PagedAttention) -> int:
+    """Rows of heads that a block has, one below the other."""
+    return _STACKED * _warps(kernel)
+
+
 def _members(kernel: PagedAttention) -> int:
     """Heads of a block."""
-    return min(kernel.spec.group, _STACKED)
+    return min(kernel.spec.group, _stacked(kernel))
 
 
 def _rows(kernel: PagedAttention) -> int:
     """Rows of a block."""
-    return _STACKED // _members(kernel)
+    return _stacked(kernel) // _members(kernel)
 
 
 def _pitches(kernel: PagedAttention) -> tuple[int, int]:
@@ -383,5 +406,7 @@ def _stages(kernel: PagedAttention, target: CudaTarget) -> int:
 
 def _shared_bytes(kernel: PagedAttention, stages: int) -> int:
     key_pitch, value_pitch = _pitches(kernel)
-    elements = 2 * _STACKED * key_pitch + stages * _KEYS * (key_pitch + value_pitch)
+    elements = _parts(kernel) * _stacked(kernel) * key_pitch + stages * _KEYS * (
+        key_pitch + value_pitch
+    )
     return 2 * elements + 16 * _rows(kernel)

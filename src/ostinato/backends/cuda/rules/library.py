@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ostinato.backends.cuda.abi import is_guarded
 from ostinato.backends.cuda.product import Matrix, Product
+from ostinato.backends.cuda.rules.matmul import bring_weight_into_memory
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.ir.types import TensorType
@@ -169,6 +170,7 @@ class LibraryRules:
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
+        bring_weight_into_memory(lowering, region, root)
         found = None
         whole = region.members == [root] or _bias_of(region) is not None
         if whole and self.takes(root) and not is_guarded(lowering.variables):

@@ -14,11 +14,11 @@ from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_n
 from ostinato.backends.cuda.rules.product import FEW_ROWS, FewRowsProduct, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
 from ostinato.dtypes import FLOAT16, INT8, INT32, UINT8
-from ostinato.ir.leaves import CONSTANT, PARAM
+from ostinato.ir.leaves import CONSTANT, PARAM, Leaf
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import cast, symbols_of
-from ostinato.lower.loopir.nodes import Store
+from ostinato.lower.loopir.nodes import Load, Store
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.rules.loops import block_nest
@@ -62,7 +62,7 @@ else:
     tensor_tiles = LazyModule("ostinato.backends.cuda.render.tensor_tiles")
     tiles = LazyModule("ostinato.backends.cuda.render.tiles")
 
-__all__ = ["FewRowsMatmul", "MatmulRules", "TiledMatmul"]
+__all__ = ["FewRowsMatmul", "MatmulRules", "TiledMatmul", "bring_weight_into_memory"]
 
 
 class TiledMatmul(Matmul):
@@ -137,6 +137,7 @@ class MatmulRules:
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
+        bring_weight_into_memory(lowering, region, root)
         self._lower(lowering, region, matmul_spec(root))
 
     def scaled(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -248,6 +249,21 @@ class MatmulRules:
         return {b: self._filters[b]}
 
 
+def bring_weight_into_memory(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    """Compute the narrow weight of a ``widening_matmul`` once, if it follows from params.
+
+    Such as the elements of packed blocks: each run would decode them in every tile otherwise.
+    """
+    weight = root.inputs[1]
+    if root.op.name != "widening_matmul" or lowering.nested or not _follows_from_params(weight):
+        return
+    while weight.node.op.name == "permute_dims" and weight not in lowering.stored:
+        (weight,) = weight.node.inputs
+    build = lowering.builder(region)
+    if not isinstance(build.at(weight, build.axes(weight.shape)), Load):
+        lowering.copy(weight)
+
+
 def _in_float16(lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
     """A matrix of 8-bit floats as float16, in memory of its own."""
     label = f"{value.node.label}.float16"
@@ -260,6 +276,20 @@ def _in_float16(lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
     nest = block_nest(build, symbols_of(indices), [store], lowering.variables)
     lowering.helper_call(value.node, "widen", build, nest)
     return buffer
+
+
+def _follows_from_params(value: Value) -> bool:
+    """Whether a value depends on params and constants alone."""
+    seen: set[Value] = set()
+    stack = [value]
+    while stack:
+        each = stack.pop()
+        if each not in seen and each.node.op not in (PARAM, CONSTANT):
+            if isinstance(each.node.op, Leaf):
+                return False
+            seen.add(each)
+            stack += each.node.inputs
+    return True
 
 
 def _is_fixed(lowering: ProgramBuilder, value: Value) -> bool:

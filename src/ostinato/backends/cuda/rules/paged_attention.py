@@ -60,18 +60,21 @@ class PagedAttention(PointKernel):
             row, head and part, sums for every column, then the greatest score and the total of the
             weights.
         splits: parts that the keys of each row are divided into.
+        rounds: whether many rows of queries, and their weights, may be rounded to bfloat16.
         variables: the graph's Variables in the order of ``vars``.
     """
 
     args: tuple[Arg, ...]
     spec: PagedAttentionSpec
     splits: int = 1
+    rounds: bool = False
     variables: tuple[Symbol, ...] = ()
 
     prefix: ClassVar[str] = "paged_attention"
 
     def describe(self, text: KernelText) -> None:
-        text.line(0, f"paged attention, {self.splits} parts")
+        rounded = ", rounds to bfloat16" if self.rounds else ""
+        text.line(0, f"paged attention, {self.splits} parts{rounded}")
         text.head(self.args)
         self.spec.describe(text)
 
@@ -120,8 +123,10 @@ class PagedAttention(PointKernel):
         return None if paged_tiles.fits(self, target) else paged_rows.body(self)
 
 
-def lower_paged_attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    """Lower a region around a ``paged_attention`` node."""
+def lower_paged_attention(
+    lowering: ProgramBuilder, region: Region, root: Node, *, rounds: bool = False
+) -> None:
+    """Lower a region around a ``paged_attention`` node; see :class:`PagedAttention`."""
     for pool in root.inputs[1:3]:
         if not is_in_place(lowering.builder(region), pool):
             lowering.copy(pool)
@@ -130,7 +135,7 @@ def lower_paged_attention(lowering: ProgramBuilder, region: Region, root: Node) 
     splits, build = _splits(root), lowering.builder(region)
     if splits == 1:
         spec = paged_attention_spec(build, root, result, buffer)
-        kernel = PagedAttention(build.args, spec, variables=lowering.variables)
+        kernel = PagedAttention(build.args, spec, rounds=rounds, variables=lowering.variables)
         lowering.call(region, build, kernel, outputs)
         return
     q, values = root.inputs[0], root.inputs[2]
@@ -139,7 +144,7 @@ def lower_paged_attention(lowering: ProgramBuilder, region: Region, root: Node) 
     parts = LoweredBuffer(type_, Role.TEMP, f"{root.label}.parts")
     aside = lowering.builder(region)
     spec = paged_attention_spec(aside, root, result, parts)
-    first = PagedAttention(aside.args, spec, splits, lowering.variables)
+    first = PagedAttention(aside.args, spec, splits, variables=lowering.variables)
     flops = root.op.flops([value.type for value in root.inputs], root.attrs)
     lowering.helper_call(root, "attention of parts", aside, first, flops)
     lowering.counted.add(root)

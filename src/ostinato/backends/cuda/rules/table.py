@@ -93,6 +93,7 @@ class CudaLowering:
         layers: loop over the code of a segment's parts that repeat.
         join: let a segment's short parts be one where they do not wait for each other.
         split_reductions: reduce many elements to few results by two kernels.
+        rounds: let attention of many rows to bfloat16 round these to bfloat16.
         library: the use of a library for large products; ``None``: none.
         experts: params whose experts do not all stay on the device.
         keep_ids: keep the ids of the experts that a run has called.
@@ -108,6 +109,7 @@ class CudaLowering:
     layers: bool = True
     join: bool = True
     split_reductions: bool = True
+    rounds: bool = False
     library: LibrarySettings | None = None
     experts: ExpertStore | None = None
     keep_ids: bool = False
@@ -135,6 +137,7 @@ def lower_for_cuda(
         partial(_expert_rules, graph, settings, columns), at_once=settings.experts is not None
     )
     rules = {**_RULES, "expert_mlp": layers.expert_mlp, "grouped_matmul": layers.grouped_matmul}
+    rules["paged_attention"] = partial(_paged_attention, rounds=settings.rounds)
     if columns is not None:
         rules |= weight_rules.weight_rules(columns, splits=settings.split_reductions)
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
@@ -146,6 +149,7 @@ def lower_for_cuda(
     read = without_unread(program.calls, _needed(program) | of_experts)
     calls = [done for call in read for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
+    prepare = _by_params(prepare)
     called = with_origins(layers.called, replace(program, calls=calls))
     if settings.segments:
         kept = _needed(program)
@@ -161,6 +165,21 @@ def lower_for_cuda(
     if settings.templates:
         calls = early_operands.with_early_operands(calls)
     return ExpertProgram.of(program, calls, prepare, called, layers.resident), refused
+
+
+def _by_params(prepare: Sequence[Call]) -> list[Call]:
+    """Calls in the order of the params that they follow from, whatever the sizes of a model.
+
+    So weights lie at the same places, and graphs of several sizes share them.
+    """
+    follows: dict[LoweredBuffer, str] = {}
+    last: dict[Call, str] = {}
+    for call in prepare:
+        names = [buffer.name for buffer in call.reads() if buffer.role is Role.PARAM]
+        names += [follows.get(buffer, "") for buffer in call.reads()]
+        last[call] = max(names, default="")
+        follows |= dict.fromkeys(call.writes(), last[call])
+    return sorted(prepare, key=last.__getitem__)
 
 
 def _needed(program: Program) -> frozenset[LoweredBuffer]:
@@ -232,8 +251,8 @@ def _attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     attention.lower_attention(lowering, region, root)
 
 
-def _paged_attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    paged_attention.lower_paged_attention(lowering, region, root)
+def _paged_attention(lowering: ProgramBuilder, region: Region, root: Node, *, rounds: bool) -> None:
+    paged_attention.lower_paged_attention(lowering, region, root, rounds=rounds)
 
 
 def _draw(lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -286,7 +305,6 @@ _FEWEST_CHANNELS = 8
 #: The rules that every graph needs: there is no other way to compute these.
 _RULES: dict[str, Rule] = {
     "attention": _attention,
-    "paged_attention": _paged_attention,
     "draw": _draw,
     "topk": _topk,
     "flat_nonzero": _flat_nonzero,
@@ -297,7 +315,7 @@ _RULES: dict[str, Rule] = {
     "scaled_matmul": _scaled_matmul,
 }
 
-_EXPERT_OPS = ("expert_mlp", "grouped_matmul")
+_OTHERS = ("expert_mlp", "grouped_matmul", "paged_attention")
 
 #: Ops with rules of their own.
-LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *_EXPERT_OPS, *CONTROL_OPS})
+LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *_OTHERS, *CONTROL_OPS})
