@@ -35,15 +35,14 @@ __all__ = ["fits", "launch", "source"]
 #: The first architecture with these instructions.
 _CAPABILITY = 80
 
-#: Warps of a block, few and many, each with so many of the stacked rows; blocks that fill a GPU.
-_WARPS, _STACKED, _FILLED = (4, 8), 16, 128
+_WARPS = 4
+_THREADS, _STACKED = 32 * _WARPS, 16 * _WARPS
 
 #: Keys of a tile; elements of 16 bytes, and those that pad a row of shared memory.
 _KEYS, _CHUNK = 64, 8
 
-#: Rows up to which each has blocks of its own; features of a query and of a value, at most, and
-#: those for which many warps have room.
-_FEW_ROWS, _MOST_FEATURES, _FEW_FEATURES = 16, 256, 128
+#: Rows up to which each has blocks of its own, and features of a query and of a value, at most.
+_FEW_ROWS, _MOST_FEATURES = 16, 256
 
 _BODY = Template("""\
     extern __shared__ __align__(16) unsigned char ${name}_memory[];
@@ -105,12 +104,11 @@ $query
                 unsigned short* const loaded_values = loaded_keys + $keys * $key_pitch;
                 const long long start = low + (long long)number * $keys;
                 constexpr int chunks = ($depth + $features) / 8;
+$block_of_tile
                 for (int i = threadIdx.x; i < $keys * chunks; i += $threads) {
                     const int line = i / chunks, chunk = i % chunks;
                     const bool inside = start + line >= least && start + line < high;
-                    const long long key = inside ? start + line : least;
-                    const long long block = block_at(owner, key / $positions);
-                    const long long place = key % $positions;
+$place
                     const unsigned char* from;
                     if (chunk < $depth / 8) {
                         const long long d = chunk * 8;
@@ -270,6 +268,16 @@ $store
     }
 """)
 
+#: The place of a key of a tile: in the one block that has the tile, or in one of several.
+_IN_ONE_BLOCK = Template("""\
+                const long long block = block_at(owner, start / $positions);
+                const int first_place = (int)(start % $positions);""")
+_PLACE_IN_IT = "                    const int place = first_place + line;"
+_PLACE = Template("""\
+                    const long long key = inside ? start + line : least;
+                    const long long block = block_at(owner, key / $positions);
+                    const long long place = key % $positions;""")
+
 #: A score that counts without a key.
 _SINK = Template("""\
                     float sink;
@@ -305,7 +313,7 @@ def launch(kernel: PagedAttention, target: CudaTarget) -> Launch:
     blocks = -(-max_extent(spec.row) // _rows(kernel)) * max_extent(spec.shared)
     blocks *= -(-spec.group // _members(kernel))
     shared_bytes = _shared_bytes(kernel, _stages(kernel, target))
-    return Launch(grid_of(blocks, target), 32 * _warps(kernel), shared_bytes)
+    return Launch(grid_of(blocks, target), _THREADS, shared_bytes)
 
 
 def source(kernel: PagedAttention, target: CudaTarget) -> str:
@@ -323,6 +331,8 @@ def source(kernel: PagedAttention, target: CudaTarget) -> str:
     if spec.sink is not None:
         element = frame.element(spec.sink, FLOAT32, 5, names, "sink")
         sink = _SINK.substitute(element=element, minus_infinity=lowest)
+    positions = max_extent(spec.place)
+    whole = positions % _KEYS == 0
     begin = "0LL"
     if spec.window is not None:
         begin = f"position - {spec.window - 1}"
@@ -330,15 +340,16 @@ def source(kernel: PagedAttention, target: CudaTarget) -> str:
         name=kernel.name,
         parts=_parts(kernel),
         places=places_text(kernel, frame),
-        stacked=_stacked(kernel),
-        threads=32 * _warps(kernel),
+        stacked=_STACKED,
+        threads=_THREADS,
         keys=_KEYS,
         rows=_rows(kernel),
         members=_members(kernel),
         member_blocks=-(-spec.group // _members(kernel)),
         group=spec.group,
         shared_heads=max_extent(spec.shared),
-        positions=max_extent(spec.place),
+        block_of_tile=_IN_ONE_BLOCK.substitute(positions=positions) if whole else "",
+        place=_PLACE_IN_IT if whole else _PLACE.substitute(positions=positions),
         depth=max_extent(spec.depth),
         features=max_extent(spec.column),
         key_pitch=key_pitch,
@@ -356,7 +367,7 @@ def source(kernel: PagedAttention, target: CudaTarget) -> str:
         sink=sink,
         store=frame.stores([spec.store], FLOAT32, 7, names, "total"),
     )
-    return function(kernel, text, sizes_of(kernel), 32 * _warps(kernel))
+    return function(kernel, text, sizes_of(kernel), _THREADS)
 
 
 def _is_vector(load: Load, symbol: Symbol, size: int) -> bool:
@@ -370,27 +381,14 @@ def _parts(kernel: PagedAttention) -> int:
     return 1 if kernel.rounds else 2
 
 
-def _warps(kernel: PagedAttention) -> int:
-    """Warps of a block: many, where there are rows for them on every multiprocessor."""
-    spec, (few, many) = kernel.spec, _WARPS
-    rows = max_extent(spec.row) * spec.group * max_extent(spec.shared)
-    narrow = max(max_extent(spec.depth), max_extent(spec.column)) <= _FEW_FEATURES
-    return many if narrow and rows >= _FILLED * many * _STACKED else few
-
-
-def _stacked(kernel: PagedAttention) -> int:
-    """Rows of heads that a block has, one below the other."""
-    return _STACKED * _warps(kernel)
-
-
 def _members(kernel: PagedAttention) -> int:
     """Heads of a block."""
-    return min(kernel.spec.group, _stacked(kernel))
+    return min(kernel.spec.group, _STACKED)
 
 
 def _rows(kernel: PagedAttention) -> int:
     """Rows of a block."""
-    return _stacked(kernel) // _members(kernel)
+    return _STACKED // _members(kernel)
 
 
 def _pitches(kernel: PagedAttention) -> tuple[int, int]:
@@ -406,7 +404,5 @@ def _stages(kernel: PagedAttention, target: CudaTarget) -> int:
 
 def _shared_bytes(kernel: PagedAttention, stages: int) -> int:
     key_pitch, value_pitch = _pitches(kernel)
-    elements = _parts(kernel) * _stacked(kernel) * key_pitch + stages * _KEYS * (
-        key_pitch + value_pitch
-    )
+    elements = _parts(kernel) * _STACKED * key_pitch + stages * _KEYS * (key_pitch + value_pitch)
     return 2 * elements + 16 * _rows(kernel)
