@@ -1,4 +1,4 @@
-"""What kernels of paged attention have in common: the sequence of a row, and where its keys are."""
+"""The sequence of a row of paged attention, and the places of its keys."""
 
 from __future__ import annotations
 
