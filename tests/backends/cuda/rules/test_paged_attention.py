@@ -11,7 +11,9 @@ import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.render import paged_tiles
 from ostinato.backends.cuda.rules.paged_attention import PagedAttention
+from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.target import CudaTarget
+from ostinato.plan.prepared import KernelCall
 from ostinato.reference import evaluate
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.devices.registered import open_session
@@ -136,3 +138,58 @@ def test_numbers_out_of_range_are_those_of_take(session: ost.Session, rows: int)
     (got,), (want,) = session.compile(g).run(arrays), evaluate(g, arrays)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
     assert not np.asarray(got)[1:3].any()
+
+
+@pytest.mark.parametrize("pool", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_segment_writes_new_rows_and_attends_to_them(pool: str, rows: int) -> None:
+    """Of one row, a block writes the part of the head that it reads; of several, all of them."""
+    rng, width, heads, groups, depth = np.random.default_rng(0), 64, 8, 4, 16
+    g = ost.Graph("layers")
+    x = g.input("x", (rows, width))
+    table, sequence = g.input("table", (2, 3), "int32"), g.input("sequence", (rows,), "int32")
+    position = g.input("position", (rows,), "int32")
+    place = g.input("place", (rows, 2), "int32")
+    arrays = {
+        "x": rng.standard_normal((rows, width), np.float32),
+        "table": np.array([[4, 1, 5], [0, 2, 3]], np.int32),
+        "sequence": np.arange(rows, dtype=np.int32) % 2,
+        "position": np.array([37, 5, 38], np.int32)[:rows],
+    }
+    owners = arrays["table"][arrays["sequence"], arrays["position"] // 16]
+    arrays["place"] = np.stack([owners, arrays["position"] % 16], 1).astype(np.int32)
+    for layer in range(2):
+        found = {}
+        for name, count in (("q", heads), ("k", groups), ("v", groups)):
+            w = rng.standard_normal((width, count * depth), np.float32) / 8
+            made = g.matmul(x, g.param(f"{layer}.{name}", w.shape, value=w))
+            found[name] = g.reshape(made, (rows, count, depth))
+        for name in ("k", "v"):
+            shape = (6, 16, groups, depth)
+            arrays[f"{layer}.{name}.pool"] = rng.standard_normal(shape).astype(pool_dtype(pool))
+            kept = g.inout(f"{layer}.{name}.pool", shape, pool)
+            new = g.cast(g.tanh(found[name]) if name == "k" else found[name], pool)
+            found[name] = g.scatter_nd(kept, place, new, unique=True)
+            g.assign(kept, found[name])
+        mixed = g.paged_attention(found["q"], found["k"], found["v"], table, sequence, position)
+        w = rng.standard_normal((heads * depth, width), np.float32) / 16
+        o = g.param(f"{layer}.o", w.shape, value=w)
+        x = x + g.matmul(g.reshape(mixed, (rows, heads * depth)), o)
+    g.set_outputs([x])
+    results = []
+    for session in (ost.Session("cpu"), open_session("cudagrids")):
+        given = {name: array.copy() for name, array in arrays.items()}
+        compiled = session.compile(g)
+        (result,) = compiled.run(given)
+        results.append([result, *(given[name] for name in given if name.endswith("pool"))])
+    for exact, got in zip(*results, strict=True):
+        wide = [np.asarray(array).astype(np.float32) for array in (got, exact)]
+        np.testing.assert_allclose(*wide, rtol=2e-2 if pool == "bfloat16" else 1e-4, atol=1e-3)
+    kernels = [op.kernel.kernel for op in compiled.plan.prepared_ops if isinstance(op, KernelCall)]
+    parts = [part for kernel in kernels if isinstance(kernel, Segment) for part in kernel.parts]
+    shares = [part for part in parts if part.shares_of is not None]
+    assert any(part.kernel.args[1].writes for part in shares) == (rows == 1)
+
+
+def pool_dtype(name: str) -> Any:
+    return ost.DType.parse(name).numpy

@@ -170,16 +170,18 @@ def lower_for_cuda(
 def _by_params(prepare: Sequence[Call]) -> list[Call]:
     """Calls in the order of the params that they follow from, whatever the sizes of a model.
 
-    So weights lie at the same places, and graphs of several sizes share them.
+    So weights lie at the same places, and graphs of several sizes share them. Calls that use what
+    one of them writes stay in their order.
     """
-    follows: dict[LoweredBuffer, str] = {}
-    last: dict[Call, str] = {}
+    written = {buffer for call in prepare for buffer in call.writes()}
+    latest: dict[LoweredBuffer, str] = {}
+    names: dict[Call, str] = {}
     for call in prepare:
-        names = [buffer.name for buffer in call.reads() if buffer.role is Role.PARAM]
-        names += [follows.get(buffer, "") for buffer in call.reads()]
-        last[call] = max(names, default="")
-        follows |= dict.fromkeys(call.writes(), last[call])
-    return sorted(prepare, key=last.__getitem__)
+        own = written.intersection(call.buffers)
+        params = [buffer.name for buffer in call.reads() if buffer.role is Role.PARAM]
+        names[call] = max([*params, *(latest.get(buffer, "") for buffer in own)], default="")
+        latest |= dict.fromkeys(own, names[call])
+    return sorted(prepare, key=names.__getitem__)
 
 
 def _needed(program: Program) -> frozenset[LoweredBuffer]:
