@@ -24,8 +24,8 @@ class GraphRun:
         before, after: copies ``(outside, inside, nbytes)``, inwards and outwards.
         accesses: the memory that it touches.
         owners: own all of the memory.
-        words: the address of the first of the int64 that :meth:`run_on` writes before the graph,
-            and their number.
+        words: the address of the first of the int64 that :meth:`run_on` and :meth:`run` write
+            before the graph, and their number.
     """
 
     def __new__(
@@ -64,6 +64,17 @@ class GraphRun:
 
         Raises:
             ValueError: an array is not contiguous, or an output overlaps another one.
+        """
+
+    def run(self, variables: Sequence[int], /) -> bool:
+        """Run, within a submission of the caller's.
+
+        Args:
+            variables: what the words are to be.
+
+        Returns:
+            Whether it could: the epoch is not over, and there are as many words. Else nothing has
+            happened.
         """
 
 class GraphCall:

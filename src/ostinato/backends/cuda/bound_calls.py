@@ -33,4 +33,5 @@ class CudaCall(BoundCall):
         if self._places is None or self._epoch is None or self._resident:
             return None
         places, variables = self._places
-        return self._program.graph_run(self._epoch, places, variables, self.accesses, self._blocks)
+        owners = self._program, *self._blocks
+        return self._program.graph_run(self._epoch, places, variables, self.accesses, owners)

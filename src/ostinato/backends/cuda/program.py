@@ -23,7 +23,7 @@ from ostinato.backends.cuda.staging import Staging
 from ostinato.errors import VariableError
 from ostinato.lower.control import ControlKind
 from ostinato.plan.device_array import DeviceArray
-from ostinato.plan.order import Accesses
+from ostinato.plan.order import NOTHING, Accesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +75,8 @@ class CudaProgram:
     Attributes:
         sizes: see above.
         epoch: the time since memory of its was last exchanged or given back.
-        on_run: called after each run but native ones, with the values of its Variables.
+        on_run: called after each run but those of :meth:`graph_run`, with the values of its
+            Variables.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class CudaProgram:
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
         self.epoch = Epoch()
         self._taken: set[tuple[int, ...]] = set()
+        self._repeated: tuple[Places | None, GraphRun | None] = None, None  # of the last run
         self.on_run: Callable[[Sequence[int]], None] | None = None
 
     def begin_epoch(self) -> None:
@@ -128,6 +130,7 @@ class CudaProgram:
         self.epoch.end()
         self.epoch = Epoch()
         self._taken = set()
+        self._repeated = None, None
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
@@ -163,7 +166,20 @@ class CudaProgram:
 
     def run_at(self, places: Places, variables: Sequence[int]) -> None:
         """Run on memory that was found by :meth:`places`; see :meth:`run`."""
-        self._carry_out(places, variables, self._decide if self._decides else self._launch_all)
+        known, run = self._repeated
+        same = known == places
+        if run is None or not same or not self._ran_natively(run, variables):
+            self._carry_out(places, variables, self._decide if self._decides else self._launch_all)
+            run = self.graph_run(self.epoch, places, (), NOTHING, (), given=True) if same else None
+        self._repeated = places, run
+
+    def _ran_natively(self, run: GraphRun, variables: Sequence[int]) -> bool:
+        """Run as one native call; whether that was possible."""
+        with self._stream.guard:
+            ran = run.run(variables)
+        if ran and self.on_run is not None:
+            self.on_run(variables)
+        return ran
 
     def graph_run(
         self,
@@ -181,7 +197,7 @@ class CudaProgram:
             epoch: the one in which ``places`` was found.
             places, variables: see :meth:`run_at`; it has run on them before.
             accesses: the memory that it touches.
-            owners: of its arrays.
+            owners: of all its memory but that of the graph and of staged arrays.
             given: whether each call gives the values of Variables, instead of ``variables``.
 
         Returns:
@@ -207,7 +223,7 @@ class CudaProgram:
             before,
             places.after,
             accesses,
-            (self, graph, staging.host, words, *owners),
+            (graph, staging.host, words, *owners),
             (staging.host_variables, self._words if given else 0),
         )
 
@@ -222,7 +238,7 @@ class CudaProgram:
         copied = [transfer.nbytes for transfer in transfers]
         if self.on_run is not None or self.sizes.partial or 0 in sizes or copied != sizes:
             return None
-        return self.graph_run(epoch, places, (), self.accesses, (), given=True)
+        return self.graph_run(epoch, places, (), self.accesses, (self,), given=True)
 
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
         """Run several times, in this order, the copies of one run beside the kernels of another.
@@ -514,6 +530,11 @@ class CudaProgram:
     def words(self) -> int:
         """The number of its Variables, iterations of loops included."""
         return self._words
+
+    @property
+    def signal(self) -> int:
+        """The kernel that shows the host the end of a run; 0: it has none."""
+        return self._signal
 
     def fixed_addresses(self) -> list[int]:
         """The addresses of the fixed slots."""

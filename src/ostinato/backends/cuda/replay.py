@@ -12,15 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.regions import Regions, host_address
-from ostinato.backends.cuda.abi import HEADER_WORDS
+from ostinato.backends.cuda._graph_calls import Epoch, GraphRun
+from ostinato.backends.cuda.abi import HEADER_WORDS, SIGNAL_LAUNCH
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.memory import DeviceBlock, HostBlock
+from ostinato.backends.cuda.places import Transfer
 from ostinato.plan.device_array import DeviceArray
+from ostinato.plan.order import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ostinato.backends.common.commands import RecordedWork
+    from ostinato.backends.common.commands import RecordedWork, Use
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Stream
 
@@ -48,28 +51,32 @@ class MergedReplay:
         self._works = tuple(works)
         gpu = stream.gpu
         self._regions = Regions(works)
-        end = 0
-        self._variables: list[int] = []  # by call, the offset of its block
+        self._variables: list[int] = []  # by call, the first of its words
+        words = HEADER_WORDS  # which all calls without Variables have in common
         for work in works:
-            self._variables.append(end + 8 * HEADER_WORDS)
-            words = 0 if work.program is None else HEADER_WORDS + work.program.words
-            end = _aligned(end + 8 * words)
-        self._status_end = end
+            self._variables.append(words if _words_of(work) else 0)
+            if count := _words_of(work):
+                words += HEADER_WORDS + -(-count // HEADER_WORDS) * HEADER_WORDS
+        self._n_words = words - HEADER_WORDS
+        end = self._start = _aligned(8 * words)
+        self._read_end = end if self._n_words else 0
         small = [r for r in self._regions.all if r.nbytes <= _SMALL]
         for region in sorted(small, key=lambda r: not r.read):  # those that are read come first
             region.offset = end
             end = _aligned(end + region.nbytes)
-        self._read_end = max(
-            [self._status_end, *(_aligned(r.offset + r.nbytes) for r in small if r.read)]
-        )
+            if region.read:
+                self._read_end = end
         for region in self._regions.all:
             if region.offset < 0:
                 region.block = DeviceBlock(gpu, region.nbytes, "arrays of a recording")
-        self._end = end
-        self._device = DeviceBlock(gpu, max(end, 1), "small arrays of a recording")
-        self._host = HostBlock(gpu, max(end, 1))
+        self._end = end  # of what is copied; words of the signal follow
+        self._device = DeviceBlock(gpu, end + _ALIGNMENT, "small arrays of a recording")
+        self._host = HostBlock(gpu, end + _ALIGNMENT)
+        signals = (work.program.signal for work in works if work.program is not None)
+        self._signal: int = next(filter(None, signals), 0)
         self._graphs = Graphs(stream, 4, after=0)
         self._found: tuple[list[int], list[list[int]], tuple[int, ...]] | None = None
+        self._native: tuple[tuple[int, ...], GraphRun | None] = (), None
 
     @staticmethod
     def of(stream: Stream, works: Sequence[RecordedWork]) -> Callable[[], MergedReplay] | None:
@@ -98,15 +105,42 @@ class MergedReplay:
         Args:
             variables: of each call, the values of its Variables.
         """
-        for work, offset, values in zip(self._works, self._variables, variables, strict=True):
-            self._write_variables(offset, values)
+        words = [0] * self._n_words
+        for work, start, values in zip(self._works, self._variables, variables, strict=True):
+            words[start : start + len(values)] = values
             if work.program is not None:
                 work.program.take_memory(values)
+        slots, key = self._current_slots()
+        if not self._run_natively(key, words):
+            self._run(slots, key, words, variables)
+            if self._native[0] is not key:
+                self._native = key, self._native_run(key)
+        for work, values in zip(self._works, variables, strict=True):
+            if work.program is not None and work.program.on_run is not None:
+                work.program.on_run(values)
+
+    def _run_natively(self, key: tuple[int, ...], words: list[int]) -> bool:
+        """Run as one native call; whether there is one for these addresses."""
+        found, run = self._native
+        if run is None or found is not key:
+            return False
+        with self._stream.guard:
+            return run.run(words)
+
+    def _run(
+        self,
+        slots: Sequence[Sequence[int]],
+        key: tuple[int, ...],
+        words: Sequence[int],
+        variables: Sequence[Sequence[int]],
+    ) -> None:
+        """Run, with copies of large arrays by the driver."""
+        host = self._host.address
+        (ctypes.c_int64 * self._n_words).from_address(host + 8 * HEADER_WORDS)[:] = words
         for region in self._regions.all:
             if region.read and region.offset >= 0:
-                ctypes.memmove(self._host.address + region.offset, region.start, region.nbytes)
+                ctypes.memmove(host + region.offset, region.start, region.nbytes)
         stream = self._stream.handle
-        slots, key = self._current_slots()
         with self._stream.guard, self._stream.gpu.current() as driver:
             try:
                 for region in self._regions.all:
@@ -117,16 +151,40 @@ class MergedReplay:
                 self._copy_back(driver, variables)
             finally:
                 driver.synchronize(stream)
-        for work, values in zip(self._works, variables, strict=True):
-            if work.program is not None and work.program.on_run is not None:
-                work.program.on_run(values)
 
-    def _write_variables(self, offset: int, values: Sequence[int]) -> None:
-        count = HEADER_WORDS + len(values)
-        start = self._host.address + offset - 8 * HEADER_WORDS
-        words = (ctypes.c_int64 * count).from_address(start)
-        words[:HEADER_WORDS] = [0] * HEADER_WORDS
-        words[HEADER_WORDS:] = list(values)
+    def _native_run(self, key: tuple[int, ...]) -> GraphRun | None:
+        """The replay as one native call, which has run on these addresses before.
+
+        ``None``, where the driver copies arrays, or parts of them that depend on Variables.
+        """
+        gpu, host = self._stream.gpu, self._host
+        calls, graph = gpu.driver.entry_points, self._graphs.find(key)
+        if calls is None or graph is None or any(r.block is not None for r in self._regions.all):
+            return None
+        flag = host.address + self._end if self._signal else 0
+        before = [
+            Transfer(region.start, host.address + region.offset, region.nbytes)
+            for region in self._regions.all
+            if region.read
+        ]
+        after = []
+        for work in self._works:
+            for use in self._written(work):
+                if work.program is not None and work.program.sizes.depends(use.number):
+                    return None
+                start = host_address(use.array)
+                after.append(Transfer(start, self._staged(start), use.array.nbytes))
+        return GraphRun(
+            Epoch(),
+            calls,
+            gpu.refuse,
+            (gpu.context, graph.handle, self._stream.handle, flag),
+            before,
+            after,
+            NOTHING,
+            (graph, host, self._device, self._works),
+            (host.address + 8 * HEADER_WORDS, self._n_words),
+        )
 
     def _current_slots(self) -> tuple[list[list[int]], tuple[int, ...]]:
         """The addresses of all calls' slots, by call and as the key of a graph."""
@@ -165,31 +223,47 @@ class MergedReplay:
         stream, device, host = self._stream.handle, self._device.address, self._host.address
         if self._read_end:
             driver.copy(device, host, self._read_end, stream)
-        for work, found, variables in zip(self._works, slots, self._variables, strict=True):
+        for work, found, first in zip(self._works, slots, self._variables, strict=True):
             if work.program is not None:
-                work.program.launch_on(driver, found, device + variables, stream)
+                variables = device + 8 * (HEADER_WORDS + first)
+                work.program.launch_on(driver, found, variables, stream)
             elif work.uses[0].array.nbytes:
                 driver.copy(found[0], found[1], work.uses[0].array.nbytes, stream)
-        if self._end:
-            driver.copy(host, device, self._end, stream)
+        if nbytes := self._end - self._start:
+            driver.copy(host + self._start, device + self._start, nbytes, stream)
+        if self._signal:
+            words = [host + self._end, device + self._end, device]
+            driver.launch(self._signal, SIGNAL_LAUNCH, words, stream)
+
+    def _written(self, work: RecordedWork) -> Iterator[Use]:
+        """The arrays of the host that a call writes."""
+        for use in work.uses:
+            if use.written and use.array.nbytes and not isinstance(use.array, DeviceArray):
+                yield use
+
+    def _staged(self, address: int) -> int:
+        """The address in page-locked memory of a byte of a small array."""
+        region = self._regions.at(address)
+        return self._host.address + region.offset + address - region.start
 
     def _copy_back(self, driver: Driver, variables: Sequence[Sequence[int]]) -> None:
         """Copy what was written to the arrays, as far as it is in use."""
         stream = self._stream.handle
         for work, values in zip(self._works, variables, strict=True):
-            for use in work.uses:
-                nbytes = use.array.nbytes
-                if not use.written or not nbytes or isinstance(use.array, DeviceArray):
-                    continue
+            for use in self._written(work):
+                nbytes, at = use.array.nbytes, host_address(use.array)
                 if work.program is not None:
                     nbytes = min(nbytes, work.program.sizes.nbytes(use.number, values))
-                at = host_address(use.array)
                 region = self._regions.at(at)
                 if region.block is not None:
                     driver.copy(at, region.block.address + at - region.start, nbytes, stream)
                 else:
-                    staged = self._host.address + region.offset + at - region.start
-                    ctypes.memmove(at, staged, nbytes)
+                    ctypes.memmove(at, self._staged(at), nbytes)
+
+
+def _words_of(work: RecordedWork) -> int:
+    """The number of a call's Variables."""
+    return 0 if work.program is None else work.program.words
 
 
 def _aligned(nbytes: int) -> int:

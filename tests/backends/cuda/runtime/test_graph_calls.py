@@ -270,3 +270,25 @@ def test_runs_with_variables_mind_the_variable_block(session: ost.Session) -> No
     np.testing.assert_array_equal(compiled.run({"x": X}, variables={"position": 2})[0], 11 * X)
     with pytest.raises(ost.VariableError):
         compiled.run({"x": X})
+
+
+def test_later_runs_of_plans_launch_the_graph_and_nothing_else(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    compiled, total = stepper(session), np.zeros_like(X)
+    plan = compiled.plan
+    plan.inputs["x"].copyin(X)
+    driver.prompt = True
+    for step in (3, 0, 7, 9, 1):
+        if step == 7:
+            driver.events.clear()
+        plan.execute_with_vars({"step": step})
+        total += X * step
+    assert {name for name, _ in driver.events} == {"launch_graph"}
+    (found,) = plan.outputs.values()
+    np.testing.assert_array_equal(found.copyout(), total)
+    driver.fail_next["launch_graph"] = "CUDA_ERROR_INVALID_VALUE"
+    with pytest.raises(ost.DeviceError, match="INVALID_VALUE"):
+        plan.execute()
+    plan.execute()
+    np.testing.assert_array_equal(compiled.run({"x": X}, variables={"step": 0})[0], total + X)

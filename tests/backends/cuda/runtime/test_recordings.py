@@ -39,7 +39,56 @@ def test_a_chain_of_calls_is_one_launch(session: ost.Session, driver: HostDriver
         assert session.context.replay_graph(1)
         assert driver.count_of("launch_graph") - before == 1
         assert [float(a[0]) for a in arrays] == [start * 2**i for i in range(4)]
-    assert driver.count_of("launch") == 3  # of the capture
+    assert driver.count_of("launch") == 4  # of the capture; the last one shows the end
+
+
+def test_later_replays_launch_the_graph_and_nothing_else(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    compiled = doubler(session)
+    arrays = [np.zeros(4, np.float32) for _ in range(4)]
+    record(session, *(compiled.bind({"x": a}, [b]) for a, b in pairwise(arrays)))
+    driver.prompt = True
+    for step in range(5):
+        arrays[0][:] = step
+        if step == 1:
+            driver.events.clear()
+        assert session.context.replay_graph(1)
+        assert [float(a[0]) for a in arrays] == [step * 2**i for i in range(4)]
+    assert {name for name, _ in driver.events} == {"launch_graph"}
+
+
+def test_replays_read_weights_that_were_written(session: ost.Session) -> None:
+    g = ost.Graph("adder")
+    g.set_outputs([g.input("x", (4,)) + g.param("w", (4,))])
+    compiled, x, y = session.compile(g, {"w": ROW}), ROW.copy(), np.zeros(4, np.float32)
+    call, twin = compiled.bind({"x": x}, [y]), compiled.clone()
+    for weight in (1, 5, 6):
+        if weight > 1:
+            twin.set_param("w", ROW * 9)
+            compiled.set_param("w", ROW * weight)  # at first, its memory is exchanged
+        if not session.context.replay_graph(1):
+            record(session, call)
+        for step in range(3):
+            x[:] = step
+            assert session.context.replay_graph(1)
+            assert y.tolist() == [weight + step] * 4
+
+
+def test_a_replay_that_the_driver_refuses_changes_nothing(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    x, y = ROW.copy(), np.zeros(4, np.float32)
+    record(session, doubler(session).bind({"x": x}, [y]))
+    for _ in range(3):
+        assert session.context.replay_graph(1)
+    x[:] = 3
+    driver.fail_next["launch_graph"] = "CUDA_ERROR_INVALID_VALUE"
+    with pytest.raises(ost.DeviceError, match="INVALID_VALUE"):
+        session.context.replay_graph(1)
+    assert y.tolist() == [2] * 4
+    assert session.context.replay_graph(1)
+    assert y.tolist() == [6] * 4
 
 
 def test_parts_of_one_array_are_passed_on(session: ost.Session) -> None:
@@ -110,6 +159,40 @@ def test_the_variable_block_is_read_by_each_replay(session: ost.Session) -> None
         context.set_decode_state(0, step)
         assert context.replay_graph(1)
         assert out[:, 0].tolist() == [1] * (step + 1) + [-1] * (7 - step)
+    context.set_dev_state_mode(False)
+
+
+def test_replays_of_known_sizes_take_the_block_natively(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    position = ost.Variable("position", 0, 8)
+    g = ost.Graph("place")
+    rows, context = g.input("x", (9, 2)), session.context
+    g.set_outputs([g.slice(rows, [position, 0], [position + 1, 2])])
+    plain = ost.Graph("plain")
+    plain.set_outputs([plain.input("x", (9, 2)) * 2.0])
+    x, twice = np.arange(18, dtype=np.float32).reshape(9, 2), np.zeros((9, 2), np.float32)
+    first, out = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
+    context.set_dev_state_mode(True)
+    context.set_decode_state(0, 0)
+    placed, doubled = session.compile(g), session.compile(plain)
+    record(
+        session,
+        placed.bind({"x": x}, [first]),
+        doubled.bind({"x": x}, [twice]),
+        placed.bind({"x": twice}, [out]),
+    )
+    for step in (3, 0, 8, 5):
+        context.set_decode_state(0, step)
+        driver.events.clear()
+        assert context.replay_graph(1)
+        np.testing.assert_array_equal(first[0], x[step])
+        np.testing.assert_array_equal(out[0], 2 * x[step])
+    assert {name for name, _ in driver.events} == {"launch_graph", "synchronize"}
+    with pytest.raises(ost.VariableError):
+        context.set_decode_state(0, 9)
+        context.replay_graph(1)
+    np.testing.assert_array_equal(out[0], 2 * x[5])
     context.set_dev_state_mode(False)
 
 

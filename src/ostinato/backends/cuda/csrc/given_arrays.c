@@ -80,19 +80,6 @@ static int take_arrays(const GraphRunObject *self, given_arrays *given, PyObject
     return 0;
 }
 
-/* 0; -1 with an exception: a value is no integer of 64 bits. */
-static int take_words(given_arrays *given, PyObject *variables, Py_ssize_t count) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *value = PySequence_GetItem(variables, i);
-        given->words[i] = value == NULL ? -1 : PyLong_AsLongLong(value);
-        Py_XDECREF(value);
-        if (PyErr_Occurred()) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* Whether an executable runs directly, its turn having come; -1 with an exception. */
 static int is_direct(PyObject *executable) {
     PyObject *direct = PyObject_GetAttrString(executable, "direct");
@@ -143,7 +130,7 @@ PyObject *run_on_given(GraphRunObject *self, PyObject *args) {
     }
     given_arrays given;
     given.held = 0;
-    int status = take_words(&given, variables, n_words);
+    int status = read_values(given.words, variables, n_words);
     if (status == 0) {
         status = take_arrays(self, &given, inputs, n_inputs, false);
     }

@@ -176,6 +176,9 @@ static PyMethodDef graph_run_methods[] = {
     {"run_on", (PyCFunction)run_on_given, METH_VARARGS,
      "run_on($self, inputs, outputs, executable, variables, /)\n--\n\n"
      "Runs on other arrays of the host than its own; whether it could."},
+    {"run", (PyCFunction)run_in_turn, METH_O,
+     "run($self, variables, /)\n--\n\n"
+     "Runs, its turn having come; whether it could."},
     {0},
 };
 

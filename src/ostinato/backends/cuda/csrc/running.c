@@ -79,6 +79,18 @@ int run_now(const GraphRunObject *self, const transfer *transfers, const int64_t
     return *status == 0 ? 0 : -1;
 }
 
+int read_values(int64_t *values, PyObject *variables, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *value = PySequence_GetItem(variables, i);
+        values[i] = value == NULL ? -1 : PyLong_AsLongLong(value);
+        Py_XDECREF(value);
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 int refuse_run(const GraphRunObject *self, const char *failed, int status) {
     PyObject *unused = PyObject_CallFunction(self->refuse, "si", failed, status);
     if (unused != NULL) {
@@ -98,4 +110,28 @@ int run_in_order(GraphRunObject *self, order_thread *thread) {
     int outcome = run_now(self, self->transfers, NULL, &status, &failed);
     order_leave(order, thread, &entry);
     return outcome < 0 ? refuse_run(self, failed, status) : outcome;
+}
+
+PyObject *run_in_turn(GraphRunObject *self, PyObject *variables) {
+    Py_ssize_t count = PySequence_Size(variables);
+    if (count < 0) {
+        return NULL;
+    }
+    if (count != self->n_words) {
+        Py_RETURN_FALSE;
+    }
+    int64_t *values = PyMem_Calloc((size_t)count + 1, sizeof *values);
+    if (values == NULL) {
+        return PyErr_NoMemory();
+    }
+    const char *failed = NULL;
+    int status = 0, outcome = read_values(values, variables, count);
+    if (outcome == 0) {
+        outcome = run_now(self, self->transfers, values, &status, &failed);
+    }
+    PyMem_Free(values);
+    if (status != 0) {
+        refuse_run(self, failed, status);
+    }
+    return outcome < 0 ? NULL : PyBool_FromLong(outcome == 0);
 }

@@ -52,11 +52,17 @@ typedef struct {
 int run_now(const GraphRunObject *self, const transfer *transfers, const int64_t *values,
             int *status, const char **failed);
 
+/* Reads values of Variables. 0; -1 with an exception: one is no integer of 64 bits. */
+int read_values(int64_t *values, PyObject *variables, Py_ssize_t count);
+
 /* The exception for a call of the driver that failed. -1. */
 int refuse_run(const GraphRunObject *self, const char *failed, int status);
 
 /* Runs it when its turn has come. 1 where its epoch is over, and nothing has happened; -1 with an
  * exception. */
 int run_in_order(GraphRunObject *self, order_thread *thread);
+
+/* The method run of a GraphRun. */
+PyObject *run_in_turn(GraphRunObject *self, PyObject *variables);
 
 #endif

@@ -66,6 +66,8 @@ class SegmentLayout:
         independent: whether parts have blocks of their own, and no barrier.
         functions: by part, its function.
         distinct: the functions, each once.
+        fetched: the operands that are fetched for parts, in order: the number of a part, times
+            :attr:`most_streams`, and of its stream.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class SegmentLayout:
                 found[form] = SegmentFunction(len(found), part, target, form)
             self.functions.append(found[form])
         self.distinct = list(found.values())
+        self.fetched = self._fetched()
 
     # -- shared memory ----------------------------------------------------------------------
 
@@ -205,11 +208,7 @@ class SegmentLayout:
         """Operands that come through the ring for a part, at most; 1 if none do."""
         return max((len(f.streams) for f in self.distinct), default=1) or 1
 
-    @property
-    def fetched(self) -> list[int]:
-        """The operands that are fetched for parts, in order: the number of a part, times
-        :attr:`most_streams`, and of its stream.
-        """
+    def _fetched(self) -> list[int]:
         if not self.streams:
             return []
         most, found = self.most_streams, []
