@@ -163,7 +163,7 @@ def test_pools_are_read_in_place(lowered: Lowered) -> None:
     """One kernel: no copy of a pool, none in another dtype."""
     run = lowered(attend(pool="bfloat16"), "host")
     (kernel,) = run.kernels
-    assert kernel.args[kernel.k.buffer].dtype == DType.parse("bfloat16")
+    assert kernel.args[kernel.spec.k.buffer].dtype == DType.parse("bfloat16")
 
 
 def test_rows_are_written_into_pools_in_place() -> None:

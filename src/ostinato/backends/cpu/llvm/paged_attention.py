@@ -94,11 +94,11 @@ class _Run:
 
 class _Renderer:
     def __init__(self, attention: PagedAttentionKernel, name: str, kernel: KernelFunction) -> None:
-        self.attention = attention
+        self.attention, self.spec = attention, attention.spec
         self.kernel = kernel
         self.builder = kernel.builder
-        self.acc = attention.acc
-        self.scalars = expression_scalars(kernel, attention.args, attention.operands)
+        self.acc = attention.spec.acc
+        self.scalars = expression_scalars(kernel, attention.args, attention.spec.operands)
         self.indices = self.scalars.indices
         self.scratch = {
             part: kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
@@ -119,7 +119,7 @@ class _Renderer:
         names = ("part", "tile", "share", "shared")
         axes = [axis(name, size) for name, size in zip(names, attention.items, strict=True)]
         part, tile, share, _ = symbols_of(axes)
-        parallel_axes = [(s, extent_of(s)) for s in (part, tile, share, attention.shared)]
+        parallel_axes = [(s, extent_of(s)) for s in (part, tile, share, self.spec.shared)]
 
         def item(step: ir.Value) -> None:
             scope = enter_point(self.scalars, outermost, parallel_axes, step)
@@ -132,17 +132,17 @@ class _Renderer:
 
     def _item(self, scope: Scope, part: ir.Value, tile: ir.Value, share: ir.Value) -> None:
         """Compute every so many of the runs of a tile, or a part of their spans."""
-        attention, b = self.attention, self.builder
+        attention, spec, b = self.attention, self.spec, self.builder
         size, shares = I64(attention.tile_rows), self.indices.scalar(attention.items[2], scope)
         first = b.mul(tile, size)
-        every = self.indices.scalar(extent_of(attention.row), scope)
+        every = self.indices.scalar(extent_of(spec.row), scope)
         end = self._least(b.add(first, size), every)
         begun = stack_slot(b, I64)
         b.store(I64(0), begun)
 
         def row(number: ir.Value) -> None:
             before = self._greatest(b.sub(number, I64(1)), first)
-            own, other = (self._number(attention.sequence, scope, r) for r in (number, before))
+            own, other = (self._number(spec.sequence, scope, r) for r in (number, before))
             begins = b.or_(b.icmp_signed("==", number, first), b.icmp_signed("!=", own, other))
             with b.if_then(begins):
                 count = b.load(begun, typ=I64)
@@ -154,9 +154,9 @@ class _Renderer:
 
     def _run(self, scope: Scope, first: ir.Value, end: ir.Value, sequence: ir.Value) -> _Run:
         """The run from row ``first`` on; notes the positions of its rows."""
-        attention, b = self.attention, self.builder
-        positions = max_extent(attention.place)
-        length = b.mul(self.indices.scalar(extent_of(attention.page), scope), I64(positions))
+        spec, b = self.spec, self.builder
+        positions = max_extent(spec.place)
+        length = b.mul(self.indices.scalar(extent_of(spec.page), scope), I64(positions))
         last = b.sub(length, I64(1))
         rows, lowest, highest = (stack_slot(b, I64) for _ in range(3))
         goes_on = stack_slot(b, I1)
@@ -164,11 +164,11 @@ class _Renderer:
             b.store(value, slot)
 
         def row(number: ir.Value) -> None:
-            same = b.icmp_signed("==", self._number(attention.sequence, scope, number), sequence)
+            same = b.icmp_signed("==", self._number(spec.sequence, scope, number), sequence)
             same = b.and_(same, b.load(goes_on, typ=I1))
             b.store(same, goes_on)
             with b.if_then(same):
-                position = self._least(self._number(attention.position, scope, number), last)
+                position = self._least(self._number(spec.position, scope, number), last)
                 place = b.sub(number, first)
                 b.store(position, address(b, self.scratch["positions"], INT64, place))
                 b.store(self._least(position, b.load(lowest, typ=I64)), lowest)
@@ -176,16 +176,16 @@ class _Renderer:
                 b.store(b.add(place, I64(1)), rows)
 
         counted_loop(b, first, end, 1, row, name="member")
-        owner = self._clamped(sequence, self.indices.scalar(extent_of(attention.owner), scope))
+        owner = self._clamped(sequence, self.indices.scalar(extent_of(spec.owner), scope))
         count, low = b.load(rows, typ=I64), b.load(lowest, typ=I64)
         oldest: ir.Value = I64(0)
-        if attention.window is not None:
-            oldest = self._greatest(b.sub(low, I64(attention.window - 1)), oldest)
+        if spec.window is not None:
+            oldest = self._greatest(b.sub(low, I64(spec.window - 1)), oldest)
         return _Run(
-            scope.child(symbols={attention.owner: owner}),
+            scope.child(symbols={spec.owner: owner}),
             first,
             count,
-            b.mul(count, I64(attention.group)),
+            b.mul(count, I64(spec.group)),
             low,
             b.load(highest, typ=I64),
             oldest,
@@ -273,21 +273,21 @@ class _Renderer:
 
     def _leave(self, run: _Run, memory: RecordMemory, base: ir.Value, span: ir.Value) -> None:
         """Leave the records of a span in memory."""
-        attention, b = self.attention, self.builder
+        spec, b = self.spec, self.builder
         heads, spans = memory.records.shared, self.indices.scalar(memory.records.spans, run.scope)
-        shared = self.indices.scalar(Expr({(attention.shared,): 1}, 0), run.scope)
+        shared = self.indices.scalar(Expr({(spec.shared,): 1}, 0), run.scope)
 
         def record(row: ir.Value, member: ir.Value, stacked: ir.Value) -> None:
             place = b.add(b.mul(b.add(run.first, row), I64(heads)), shared)
             place = b.add(b.mul(place, spans), span)
-            place = b.add(b.mul(place, I64(attention.group)), member)
+            place = b.add(b.mul(place, I64(spec.group)), member)
             self.softmax.leave(stacked, memory, memory.at(base, place))
 
         self._for_stacked(run, record)
 
     def _for_stacked(self, run: _Run, body: Callable[[ir.Value, ir.Value, ir.Value], None]) -> None:
         """Run ``body`` for each row and query head: a row of the run, a head, their stacked row."""
-        b, group = self.builder, self.attention.group
+        b, group = self.builder, self.spec.group
 
         def row(number: ir.Value) -> None:
             def head(member: ir.Value) -> None:
@@ -299,15 +299,15 @@ class _Renderer:
 
     def _copy_queries(self, run: _Run) -> None:
         """Copy the queries of a run, scaled, into scratch memory."""
-        attention, b = self.attention, self.builder
-        depth, width = max_extent(attention.depth), self.softmax.score_lanes
+        spec, b = self.spec, self.builder
+        depth, width = max_extent(spec.depth), self.softmax.score_lanes
 
         def query(row: ir.Value, member: ir.Value, stacked: ir.Value) -> None:
-            symbols = {attention.row: b.add(run.first, row), attention.member: member}
+            symbols = {spec.row: b.add(run.first, row), spec.member: member}
             scope = run.scope.child(symbols=symbols)
-            for start, vector in self._vectors(scope, attention.depth, width):
-                lane = broadcast(self.scalars.value(attention.q, vector), width)
-                lane = lane * attention.scale
+            for start, vector in self._vectors(scope, spec.depth, width):
+                lane = broadcast(self.scalars.value(spec.q, vector), width)
+                lane = lane * spec.scale
                 place = b.add(b.mul(stacked, I64(depth)), I64(start))
                 mask = None if vector.mask is None else vector.mask.value
                 store(b, self.scratch["queries"], self.acc, place, lane, mask)
@@ -331,8 +331,8 @@ class _Renderer:
 
     def _scores(self, run: _Run, first: ir.Value, at: ir.Value, left: ir.Value) -> None:
         """The scores of the panel of keys from ``at`` on, among those from ``first`` on."""
-        attention, b = self.attention, self.builder
-        size, depth = attention.tiles.scores[1], max_extent(attention.depth)
+        attention, spec, b = self.attention, self.spec, self.builder
+        size, depth = attention.tiles.scores[1], max_extent(spec.depth)
         begin = b.add(first, at)
         self._pack_keys(run, begin, self._least(left, I64(size)))
         dims = [self.indices.scalar(dim, run.scope) for dim in tile_dims(attention.score_gemm)]
@@ -344,8 +344,8 @@ class _Renderer:
 
         self.score_tiles.cover(run.stacked, arguments)
         whole = b.icmp_signed("<", b.add(begin, I64(size - 1)), b.add(run.lowest, I64(1)))
-        if attention.window is not None:
-            beyond = b.sub(run.highest, I64(attention.window))
+        if spec.window is not None:
+            beyond = b.sub(run.highest, I64(spec.window))
             whole = b.and_(whole, b.icmp_signed(">", begin, beyond))
         with b.if_else(whole) as (all_keys, some_keys):
             with all_keys:
@@ -380,7 +380,7 @@ class _Renderer:
 
     def _attends(self, ahead: ir.Value, width: int) -> ir.Value:
         """A flag for each of the keys from the one on that a row is ``ahead`` of."""
-        b, window = self.builder, self.attention.window
+        b, window = self.builder, self.spec.window
         flags = first_lanes(b, b.add(ahead, I64(1)), width)
         if window is None:
             return flags
@@ -388,15 +388,15 @@ class _Renderer:
         return b.and_(flags, b.not_(outside))
 
     def _limited(self, score: Lane) -> Lane:
-        softcap = self.attention.softcap
+        softcap = self.spec.softcap
         return score if softcap is None else _XP.tanh(score / softcap) * softcap
 
     def _pack_keys(self, run: _Run, begin: ir.Value, count: ir.Value) -> None:
         """Transpose keys into a panel; the last stands in for those that fill up a square."""
-        attention, b = self.attention, self.builder
-        size, depth = attention.tiles.scores[1], max_extent(attention.depth)
+        attention, spec, b = self.attention, self.spec, self.builder
+        size, depth = attention.tiles.scores[1], max_extent(spec.depth)
         side = min(square_size(size), self.softmax.score_lanes)
-        positions = max_extent(attention.place)
+        positions = max_extent(spec.place)
         last = b.add(begin, b.sub(count, I64(1)))
 
         def square(within: ir.Value) -> None:
@@ -409,15 +409,15 @@ class _Renderer:
             for number in range(side):
                 key = self._least(b.add(start, I64(number)), last)
                 scope = self._key(run, key, page)
-                k = attention.k
+                k = spec.k
                 keys.append(self.scalars.address(k.buffer, k.dtype, k.index, scope))
-                if attention.k_scale is not None:
-                    scales.append(self.scalars.value(attention.k_scale, scope))
+                if spec.k_scale is not None:
+                    scales.append(self.scalars.value(spec.k_scale, scope))
                 if following is not None:
                     place = b.urem(b.add(start, I64(number)), I64(positions))
-                    self._prefetch(following, attention.k, attention.depth, place)
+                    self._prefetch(following, spec.k, spec.depth, place)
             panel = self.scratch["keys"], size, self.acc
-            pack_keys(b, keys, attention.k.dtype, depth, panel, within, scales)
+            pack_keys(b, keys, spec.k.dtype, depth, panel, within, scales)
 
         counted_loop(b, I64(0), count, side, square, name="square")
 
@@ -427,23 +427,23 @@ class _Renderer:
         Args:
             page: of its block, if that is known.
         """
-        attention, b = self.attention, self.builder
-        positions = I64(max_extent(attention.place))
+        spec, b = self.spec, self.builder
+        positions = I64(max_extent(spec.place))
         inside = page or self._page(run, b.udiv(key, positions))
-        symbols = {attention.place: b.urem(key, positions), attention.depth: I64(0)}
+        symbols = {spec.place: b.urem(key, positions), spec.depth: I64(0)}
         return inside.child(symbols=symbols)
 
     def _page(self, run: _Run, page: ir.Value) -> Scope:
         """A scope that knows the block of a page of the run's sequence."""
-        attention = self.attention
-        scope = run.scope.child(symbols={attention.page: page})
-        number = self.scalars.value(attention.table, scope).astype(INT64).value
-        block = self._clamped(number, self.indices.scalar(extent_of(attention.block), scope))
-        return run.scope.child(symbols={attention.block: block})
+        spec = self.spec
+        scope = run.scope.child(symbols={spec.page: page})
+        number = self.scalars.value(spec.table, scope).astype(INT64).value
+        block = self._clamped(number, self.indices.scalar(extent_of(spec.block), scope))
+        return run.scope.child(symbols={spec.block: block})
 
     def _following(self, run: _Run, page: ir.Value) -> Scope | None:
         """The scope of the next page, or of the last one, if it is worth to prefetch."""
-        positions = max_extent(self.attention.place)
+        positions = max_extent(self.spec.place)
         if not self.attention.prefetches or positions < _FEWEST_AHEAD:
             return None
         last = self.builder.udiv(self._greatest(run.highest, I64(0)), I64(positions))
@@ -451,24 +451,24 @@ class _Renderer:
 
     def _prefetch_first(self, run: _Run, oldest: ir.Value) -> None:
         """Prefetch the keys of the page of ``oldest``, then its values: no page before it did."""
-        attention, b = self.attention, self.builder
+        attention, spec, b = self.attention, self.spec, self.builder
         if not attention.prefetches:
             return
-        positions = I64(max_extent(attention.place))
+        positions = I64(max_extent(spec.place))
         number = b.udiv(oldest, positions)
         page, base = self._page(run, number), b.mul(number, positions)
         start = b.sub(oldest, base)
         end = self._least(b.sub(b.add(run.highest, I64(1)), base), positions)
         for element, features in (
-            (attention.k, attention.depth),
-            (attention.v, attention.column),
+            (spec.k, spec.depth),
+            (spec.v, spec.column),
         ):
             part = partial(self._prefetch, page, element, features)
             counted_loop(b, start, end, 1, part, name="ahead")
 
     def _prefetch(self, page: Scope, element: Load, features: Symbol, place: ir.Value) -> None:
         """Prefetch the features of a key or value."""
-        scope = page.child(symbols={self.attention.place: place, features: I64(0)})
+        scope = page.child(symbols={self.spec.place: place, features: I64(0)})
         start = self.scalars.address(element.buffer, element.dtype, element.index, scope)
         for distance in range(0, max_extent(features) * element.dtype.itemsize, _LINE):
             prefetch(self.builder, start, I64(distance))
@@ -480,9 +480,9 @@ class _Renderer:
 
         Those that no row of the run attends to are zeros, whatever the pool holds.
         """
-        attention, b = self.attention, self.builder
+        attention, spec, b = self.attention, self.spec, self.builder
         panel, width = attention.tiles.values[1], self.softmax.value_lanes
-        positions = I64(max_extent(attention.place))
+        positions = I64(max_extent(spec.place))
         stop = b.add(first, count)
         seen = self._greatest(first, run.oldest)
         zeros = splat(b, 0.0, self.acc, width)
@@ -499,24 +499,24 @@ class _Renderer:
             end = self._least(stop, b.add(base, positions))
 
             def value(key: ir.Value) -> None:
-                scope = inside.child(symbols={attention.place: b.sub(key, base)})
+                scope = inside.child(symbols={spec.place: b.sub(key, base)})
                 if following is not None and number == 0:
-                    self._prefetch(following, attention.v, attention.column, b.sub(key, base))
+                    self._prefetch(following, spec.v, spec.column, b.sub(key, base))
                 target = b.mul(b.sub(key, first), I64(panel))
-                vectors = dict(self._vectors(scope, attention.column, width))
+                vectors = dict(self._vectors(scope, spec.column, width))
                 for within in range(0, panel, width):
                     lane = zeros
                     vector = vectors.get(number * panel + within)
                     if vector is not None:
-                        lane = self.scalars.value(attention.v, vector).astype(self.acc)
-                        if attention.v_scale is not None:
-                            lane = lane * self.scalars.value(attention.v_scale, scope)
+                        lane = self.scalars.value(spec.v, vector).astype(self.acc)
+                        if spec.v_scale is not None:
+                            lane = lane * self.scalars.value(spec.v_scale, scope)
                     place = b.add(target, I64(within))
                     store(b, self.scratch["values"], self.acc, place, broadcast(lane, width))
 
             counted_loop(b, start, end, 1, value, name="value")
 
-        if attention.window is not None:
+        if spec.window is not None:
             counted_loop(b, first, seen, 1, outside, name="outside")
         pages = b.udiv(b.add(stop, b.sub(positions, I64(1))), positions)
         counted_loop(b, b.udiv(seen, positions), pages, 1, page, name="page")
@@ -525,18 +525,18 @@ class _Renderer:
 
     def _finish(self, run: _Run) -> None:
         """Divide sums by the totals of the weights, and store them."""
-        attention, b = self.attention, self.builder
-        target, width = attention.store, self.softmax.value_lanes
+        attention, spec, b = self.attention, self.spec, self.builder
+        target, width = spec.store, self.softmax.value_lanes
         dtype = attention.args[target.buffer].dtype
 
         def row(number: ir.Value, member: ir.Value, stacked: ir.Value) -> None:
-            symbols = {attention.row: b.add(run.first, number), attention.member: member}
+            symbols = {spec.row: b.add(run.first, number), spec.member: member}
             scope = run.scope.child(symbols=symbols)
             sink = None
-            if attention.sink is not None:
-                sink = self.scalars.value(attention.sink, scope)
+            if spec.sink is not None:
+                sink = self.scalars.value(spec.sink, scope)
             factor = self.softmax.factor(stacked, sink)
-            for start, vector in self._vectors(scope, attention.column, width):
+            for start, vector in self._vectors(scope, spec.column, width):
                 result = self.softmax.result(stacked, start) * factor
                 self.scalars.store(target.buffer, dtype, target.index, result, vector)
 
@@ -557,7 +557,7 @@ class _Renderer:
 
     def _number(self, scalar: Scalar, scope: Scope, row: ir.Value) -> ir.Value:
         """An integer of a row."""
-        inside = scope.child(symbols={self.attention.row: row})
+        inside = scope.child(symbols={self.spec.row: row})
         return self.scalars.value(scalar, inside).astype(INT64).value
 
     def _clamped(self, number: ir.Value, size: ir.Value) -> ir.Value:

@@ -28,12 +28,11 @@ from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
-from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Store, extent_of, max_extent
-from ostinato.lower.loopir.views import linear_index
+from ostinato.lower.loopir.nodes import Accumulator, Store, extent_of, max_extent
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.paged_attention_spec import is_in_place, paged_attention_spec
 from ostinato.ops.paged_attention import scales_and_sinks
-from ostinato.records import dataclass, field_names, replace
+from ostinato.records import dataclass, replace
 from ostinato.variables import (
     Dim,
     Expr,
@@ -51,13 +50,13 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.tiles import RegisterFile
-    from ostinato.dtypes import DType
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.paged_attention_spec import PagedAttentionSpec
 
 __all__ = ["PagedAttentionKernel", "lower_paged_attention"]
 
@@ -75,23 +74,7 @@ class PagedAttentionKernel(CpuKernel):
 
     Attributes:
         args: the buffers, in the order of the kernel's ``buffers``.
-        row: the axis of rows.
-        shared: the axis of key heads.
-        member: the axis of the query heads that share one.
-        depth: the axis that scores sum over.
-        column: the axis of the values' features.
-        block, place: the axes of the pools: blocks, and positions within one.
-        owner, page: the axes of the table: sequences, and their blocks.
-        q: the element of the queries at ``row``, ``shared``, ``member`` and ``depth``.
-        k: the element of the keys at ``block``, ``place``, ``shared`` and ``depth``.
-        v: the element of the values at ``block``, ``place``, ``shared`` and ``column``.
-        table: the number of a block at ``owner`` and ``page``.
-        sequence, position: the numbers of a ``row``.
-        k_scale, v_scale: the factors of a key and of a value, at ``block``, ``place`` and
-            ``shared``; ``None`` where there are none.
-        sink: at ``shared`` and ``member``, a score that counts without a key, if there is one.
-        scale, softcap, window: see the op ``attention``.
-        store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
+        spec: its algebra.
         tiles: the tile sizes of the two matmuls; ``block`` counts stacked rows.
         records: of spans; ``None`` where no sequence has more than one.
         prefetches: whether each block of a pool is prefetched while the one before it is used.
@@ -99,28 +82,7 @@ class PagedAttentionKernel(CpuKernel):
     """
 
     args: tuple[Arg, ...]
-    row: Symbol
-    shared: Symbol
-    member: Symbol
-    depth: Symbol
-    column: Symbol
-    block: Symbol
-    place: Symbol
-    owner: Symbol
-    page: Symbol
-    q: Scalar
-    k: Load
-    v: Load
-    table: Scalar
-    sequence: Scalar
-    position: Scalar
-    k_scale: Scalar | None
-    v_scale: Scalar | None
-    sink: Scalar | None
-    scale: float
-    softcap: float | None
-    window: int | None
-    store: Store
+    spec: PagedAttentionSpec
     tiles: AttentionTiles
     records: SpanRecords | None
     prefetches: bool
@@ -133,69 +95,39 @@ class PagedAttentionKernel(CpuKernel):
     def describe(self, text: KernelText) -> None:
         text.line(0, "paged attention")
         text.head(self.args)
-        for name in ("row", "shared", "member", "depth", "column", "block", "place"):
-            text.line(1, f"{name} {text.axis(getattr(self, name))}")
-        for name in ("owner", "page"):
-            text.line(1, f"{name} {text.axis(getattr(self, name))}")
         text.line(1, f"{self.tiles}, prefetches={self.prefetches}")
-        for name in ("q", "k", "v", "table", "sequence", "position"):
-            text.named(name, [getattr(self, name)])
-        for name in ("k_scale", "v_scale", "sink"):
-            if (scalar := getattr(self, name)) is not None:
-                text.named(name, [scalar])
         if (records := self.records) is not None:
             where = "" if records.argument is None else f", apart in b{records.argument}"
             text.line(1, f"spans of {SPAN} of {text.dim(records.spans)}{where}")
-        options = f"softcap={self.softcap!r}, window={self.window}"
-        text.line(1, f"accumulate {self.acc.short}, scale={self.scale!r}, {options}")
-        text.statement(self.store)
-
-    @property
-    def operands(self) -> tuple[Scalar, ...]:
-        """The elements that it reads."""
-        optional = (self.k_scale, self.v_scale, self.sink)
-        return (
-            *(self.q, self.k, self.v, self.table, self.sequence, self.position),
-            *(scalar for scalar in optional if scalar is not None),
-        )
+        self.spec.describe(text)
 
     def accesses(self) -> Iterator[Access]:
-        yield from accesses_of_scalars(self.operands)
-        yield from accesses_of_statements((self.store,))
+        yield from accesses_of_scalars(self.spec.operands)
+        yield from accesses_of_statements((self.spec.store,))
         if self.records is not None and self.records.argument is not None:
             element = axis("record.element", prod(self.records.shape))
             yield Access(self.records.argument, element, writes=True)
 
-    @property
-    def acc(self) -> DType:
-        """The dtype of scores, weights and sums."""
-        return self.q.dtype
-
     # -- how the work is cut ------------------------------------------------------------------
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key head."""
-        return max_extent(self.member)
 
     @property
     def tile_rows(self) -> int:
         """Rows of a tile."""
-        return self.tiles.block // self.group
+        return self.tiles.block // self.spec.group
 
     @property
     def items(self) -> tuple[Dim, Dim, Dim, int]:
         """The items that share the spans of a run, tiles of rows, those of its runs, key heads."""
-        rows = extent_of(self.row)
+        rows = extent_of(self.spec.row)
         shares = minimum(min(_SHARES, self.tile_rows), maximum(rows, 1))
-        return self.parts, ceil_div(rows, self.tile_rows), shares, max_extent(self.shared)
+        return self.parts, ceil_div(rows, self.tile_rows), shares, max_extent(self.spec.shared)
 
     @property
     def parts(self) -> Dim:
         """The items that share the spans of a run: one where there are many rows."""
         if self.records is None or self.records.argument is None:
             return 1
-        return maximum(MANY_ROWS - extent_of(self.row), 1)
+        return maximum(MANY_ROWS - extent_of(self.spec.row), 1)
 
     @property
     def extent(self) -> Dim:
@@ -207,38 +139,38 @@ class PagedAttentionKernel(CpuKernel):
     @cached_property
     def score_gemm(self) -> Gemm:
         """The GEMM of stacked queries, copied to scratch memory, and a panel of keys."""
-        row, depth = axis("m", self.tiles.block), axis("d", extent_of(self.depth))
+        row, depth = axis("m", self.tiles.block), axis("d", extent_of(self.spec.depth))
         row_symbol, depth_symbol = symbols_of((row, depth))
-        a = self.acc, row * max_extent(self.depth) + depth
+        a = self.spec.acc, row * max_extent(self.spec.depth) + depth
         tile = self.tiles.scores
-        return attention_gemm(row_symbol, depth_symbol, self.column, a, tile, self.acc)
+        return attention_gemm(row_symbol, depth_symbol, self.spec.column, a, tile, self.spec.acc)
 
     @cached_property
     def value_gemm(self) -> Gemm:
         """The GEMM of rows of weights and a panel of values, over the keys at hand."""
         row, key = axis("m", self.tiles.block), axis("k", axis("keys", self.tiles.keys + 1))
         row_symbol, key_symbol = symbols_of((row, key))
-        a = self.acc, row * self.tiles.weight_pitch + key
+        a = self.spec.acc, row * self.tiles.weight_pitch + key
         tile = self.tiles.values
-        return attention_gemm(row_symbol, key_symbol, self.column, a, tile, self.acc)
+        return attention_gemm(row_symbol, key_symbol, self.spec.column, a, tile, self.spec.acc)
 
     def heights(self, rows: int) -> tuple[int, ...]:
         """Heights of register tiles of up to ``rows`` rows, greatest first, for any count of them.
 
         Two of one height cover any number of rows between it and the next.
         """
-        least = min(self.group, rows)  # no run has fewer rows than a group
+        least = min(self.spec.group, rows)  # no run has fewer rows than a group
         found = {rows, least, *(1 << bit for bit in range(rows.bit_length()))}
         return tuple(sorted((height for height in found if height >= least), reverse=True))
 
     @cached_property
     def scratch_layout(self) -> dict[str, int]:
         """Offsets in scratch memory: the ``positions`` of rows, ``queries``, and what all have."""
-        depth, rows = max_extent(self.depth), self.tile_rows
-        more = {"positions": rows * 8, "queries": self.tiles.block * depth * self.acc.itemsize}
+        depth, rows = max_extent(self.spec.depth), self.tile_rows
+        more = {"positions": rows * 8, "queries": self.tiles.block * depth * self.spec.acc.itemsize}
         if self.records is not None:
-            more["merged"] = self.tiles.block * self.records.size * self.acc.itemsize
-        return self.tiles.scratch_layout(depth, self.acc, **more)
+            more["merged"] = self.tiles.block * self.records.size * self.spec.acc.itemsize
+        return self.tiles.scratch_layout(depth, self.spec.acc, **more)
 
     @property
     def scratch_bytes(self) -> int:
@@ -318,29 +250,27 @@ def _merge_kernel(
 ) -> SpanMergeKernel:
     """The kernel that merges the spans that ``attention`` leaves in a buffer."""
     assert attention.records is not None
+    spec = attention.spec
     records = replace(attention.records, argument=build.argument(buffer, reads=True))
     ((result, out),) = outputs
     target = build.argument(out, writes=True)
     sinks = scales_and_sinks(node.inputs)[1]
-    names = ("row", "shared", "member", "column")
-    row, shared, member, column = (Expr({(getattr(attention, n),): 1}, 0) for n in names)
-    head = shared * attention.group + member
+    row, shared, member = (Expr({(s,): 1}, 0) for s in (spec.row, spec.shared, spec.member))
     position = build.at(node.inputs[5], (row,))
-    sink = cast(build.at(sinks[0], (head,)), attention.acc) if sinks else None
+    head = shared * spec.group + member
+    sink = cast(build.at(sinks[0], (head,)), spec.acc) if sinks else None
     return SpanMergeKernel(
         args=build.args,
-        row=attention.row,
-        shared=attention.shared,
-        member=attention.member,
-        column=attention.column,
-        page=attention.page,
-        positions=max_extent(attention.place),
+        row=spec.row,
+        shared=spec.shared,
+        member=spec.member,
+        column=spec.column,
+        page=spec.page,
+        positions=max_extent(spec.place),
         position=position,
         sink=sink,
-        window=attention.window,
-        store=Store(
-            target, linear_index(result.shape, (row, head, column)), Accumulator(attention.acc)
-        ),
+        window=spec.window,
+        store=Store(target, spec.result_index(result), Accumulator(spec.acc)),
         records=records,
         lanes=attention.tiles.values[1],
         variables=variables,
@@ -360,7 +290,7 @@ def _kernel(
     spec = paged_attention_spec(build, node, result, buffer)
     return PagedAttentionKernel(
         args=build.args,
-        **{name: getattr(spec, name) for name in field_names(spec)},
+        spec=spec,
         tiles=_tiles(node, registers),
         records=records,
         prefetches=registers.prefetches,
