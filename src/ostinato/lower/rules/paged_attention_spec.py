@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.lower.loopir.builder import cast, symbols_of
-from ostinato.lower.loopir.nodes import Accumulator, Load, Store, max_extent
+from ostinato.lower.loopir.dependences import reached
+from ostinato.lower.loopir.nodes import Accumulator, Load, Store, extent_of, max_extent
 from ostinato.lower.loopir.views import linear_index
 from ostinato.ops.paged_attention import scales_and_sinks
 from ostinato.records import dataclass
-from ostinato.variables import Expr, axis, coefficient, floor_div
+from ostinato.variables import Expr, axis, coefficient, floor_div, minimum
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
@@ -105,6 +106,32 @@ class PagedAttentionSpec:
     def group(self) -> int:
         """Query heads that share a key head."""
         return max_extent(self.member)
+
+    def elements(self, position: int) -> Dim | None:
+        """Elements of a pool that rows attend to, at most; ``None`` for other arguments.
+
+        Args:
+            position: of the argument.
+        """
+        keys = minimum(extent_of(self.row), extent_of(self.owner)) * extent_of(self.page)
+        keys = keys * extent_of(self.place) * max_extent(self.shared)
+        found = [
+            keys * features
+            for load, features in (
+                (self.k, extent_of(self.depth)),
+                (self.v, extent_of(self.column)),
+                (self.k_scale, 1),
+                (self.v_scale, 1),
+            )
+            if load is not None and self._argument(load) == position
+        ]
+        return sum(found) if found else None
+
+    @staticmethod
+    def _argument(element: Scalar) -> int | None:
+        """The argument that an element is loaded from, whatever is computed of it."""
+        loads = [node.buffer for node in reached([element]) if isinstance(node, Load)]
+        return loads[0] if len(loads) == 1 else None
 
     def result_index(self, result: Value) -> Dim:
         """The place of a feature in the result ``[N, H, Dv]``."""

@@ -101,6 +101,9 @@ class PagedAttentionKernel(CpuKernel):
             text.line(1, f"spans of {SPAN} of {text.dim(records.spans)}{where}")
         self.spec.describe(text)
 
+    def elements(self, position: int, *, writes: bool) -> Dim | None:
+        return self.spec.elements(position)
+
     def accesses(self) -> Iterator[Access]:
         yield from accesses_of_scalars(self.spec.operands)
         yield from accesses_of_statements((self.spec.store,))

@@ -78,6 +78,9 @@ class PagedAttention(PointKernel):
         text.head(self.args)
         self.spec.describe(text)
 
+    def elements(self, position: int, *, writes: bool) -> Dim | None:
+        return self.spec.elements(position)
+
     def accesses(self) -> Iterator[Access]:
         if self.splits == 1:
             yield from accesses_of_scalars(self.spec.operands)
