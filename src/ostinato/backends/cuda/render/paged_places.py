@@ -10,7 +10,7 @@ from ostinato.lower.loopir.nodes import extent_of, max_extent
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.render.frame import Frame
-    from ostinato.backends.cuda.rules.paged_attention import PagedAttention
+    from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
     from ostinato.variables import Dim
 
 __all__ = ["places_text", "sizes_of"]
@@ -35,7 +35,7 @@ $table
 """)
 
 
-def sizes_of(kernel: PagedAttention) -> dict[str, Dim]:
+def sizes_of(kernel: PagedAttentionKernel) -> dict[str, Dim]:
     """The sizes that a kernel computes first, by name."""
     spec = kernel.spec
     return {
@@ -46,7 +46,7 @@ def sizes_of(kernel: PagedAttention) -> dict[str, Dim]:
     }
 
 
-def places_text(kernel: PagedAttention, frame: Frame) -> str:
+def places_text(kernel: PagedAttentionKernel, frame: Frame) -> str:
     """Functions of the numbers of rows, sequences and pages.
 
     ``owner_of(row)`` is its sequence, ``position_of(row)`` its position or a negative number, and

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.rules.paged_attention import PagedAttention
+    from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Load
     from ostinato.variables import Symbol
@@ -281,19 +281,19 @@ class _Shape(NamedTuple):
     heads: int
 
 
-def launch(kernel: PagedAttention, target: CudaTarget) -> Launch:
+def launch(kernel: PagedAttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each row, its heads and its parts, or a few waves."""
     spec = kernel.spec
     blocks = max_extent(spec.row) * max_extent(spec.shared) * kernel.splits
     return Launch(grid_of(blocks * head_blocks(kernel), target), _THREADS)
 
 
-def head_blocks(kernel: PagedAttention) -> int:
+def head_blocks(kernel: PagedAttentionKernel) -> int:
     """Blocks that share the heads of a key head."""
     return -(-kernel.spec.group // _shape(kernel).heads)
 
 
-def body(kernel: PagedAttention) -> Body:
+def body(kernel: PagedAttentionKernel) -> Body:
     """The code of a kernel."""
     spec, shape = kernel.spec, _shape(kernel)
     frame, dialect = Frame(kernel, spec.operands, [spec.store]), CudaDialect()
@@ -393,7 +393,7 @@ def body(kernel: PagedAttention) -> Body:
     return replace(made, includes=includes, touch=touch)
 
 
-def _names(kernel: PagedAttention) -> dict[Symbol, str]:
+def _names(kernel: PagedAttentionKernel) -> dict[Symbol, str]:
     """By axis, the variable that has its value."""
     spec = kernel.spec
     names = {spec.depth: "d", spec.column: "n", spec.place: "place", spec.block: "block"}
@@ -401,7 +401,7 @@ def _names(kernel: PagedAttention) -> dict[Symbol, str]:
 
 
 def _scales(
-    kernel: PagedAttention, frame: Frame, type_: str, names: Mapping[Symbol, str]
+    kernel: PagedAttentionKernel, frame: Frame, type_: str, names: Mapping[Symbol, str]
 ) -> dict[str, str]:
     """The statements about the factors of keys and values, if there are any."""
     spec = kernel.spec
@@ -426,7 +426,7 @@ def _scales(
     }
 
 
-def _shape(kernel: PagedAttention) -> _Shape:
+def _shape(kernel: PagedAttentionKernel) -> _Shape:
     spec = kernel.spec
     depth, features = max_extent(spec.depth), max_extent(spec.column)
     count = min(_vector(spec.k, spec.depth, depth), _vector(spec.v, spec.column, features))

@@ -25,7 +25,7 @@ from ostinato.dtypes import BFLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import max_extent
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.rules.paged_attention import PagedAttention
+    from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Load
     from ostinato.variables import Symbol
@@ -289,7 +289,7 @@ $element
                     }""")
 
 
-def fits(kernel: PagedAttention, target: CudaTarget) -> bool:
+def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
     """Whether there are many rows, and the pools suit tensor cores."""
     spec = kernel.spec
     depth, features = max_extent(spec.depth), max_extent(spec.column)
@@ -307,7 +307,7 @@ def fits(kernel: PagedAttention, target: CudaTarget) -> bool:
     )
 
 
-def launch(kernel: PagedAttention, target: CudaTarget) -> Launch:
+def launch(kernel: PagedAttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for some rows and a key head, or a few waves."""
     spec = kernel.spec
     blocks = -(-max_extent(spec.row) // _rows(kernel)) * max_extent(spec.shared)
@@ -316,7 +316,7 @@ def launch(kernel: PagedAttention, target: CudaTarget) -> Launch:
     return Launch(grid_of(blocks, target), _THREADS, shared_bytes)
 
 
-def source(kernel: PagedAttention, target: CudaTarget) -> str:
+def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel."""
     spec = kernel.spec
     frame, dialect = Frame(kernel, spec.operands, [spec.store]), CudaDialect()
@@ -376,33 +376,33 @@ def _is_vector(load: Load, symbol: Symbol, size: int) -> bool:
     return load.dtype == BFLOAT16 and run is not None and run.count % _CHUNK == 0
 
 
-def _parts(kernel: PagedAttention) -> int:
+def _parts(kernel: PagedAttentionKernel) -> int:
     """Numbers of bfloat16 for each query, and for each weight."""
     return 1 if kernel.rounds else 2
 
 
-def _members(kernel: PagedAttention) -> int:
+def _members(kernel: PagedAttentionKernel) -> int:
     """Heads of a block."""
     return min(kernel.spec.group, _STACKED)
 
 
-def _rows(kernel: PagedAttention) -> int:
+def _rows(kernel: PagedAttentionKernel) -> int:
     """Rows of a block."""
     return _STACKED // _members(kernel)
 
 
-def _pitches(kernel: PagedAttention) -> tuple[int, int]:
+def _pitches(kernel: PagedAttentionKernel) -> tuple[int, int]:
     """Elements between rows of keys, and of queries, and between rows of values."""
     spec = kernel.spec
     return max_extent(spec.depth) + _CHUNK, max_extent(spec.column) + _CHUNK
 
 
-def _stages(kernel: PagedAttention, target: CudaTarget) -> int:
+def _stages(kernel: PagedAttentionKernel, target: CudaTarget) -> int:
     """Tiles in shared memory."""
     return 2 if _shared_bytes(kernel, 2) <= target.shared_bytes_per_block else 1
 
 
-def _shared_bytes(kernel: PagedAttention, stages: int) -> int:
+def _shared_bytes(kernel: PagedAttentionKernel, stages: int) -> int:
     key_pitch, value_pitch = _pitches(kernel)
     elements = _parts(kernel) * _STACKED * key_pitch + stages * _KEYS * (key_pitch + value_pitch)
     return 2 * elements + 16 * _rows(kernel)

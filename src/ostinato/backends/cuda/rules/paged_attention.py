@@ -8,38 +8,24 @@ by tile on tensor cores where the pools suit these.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render import paged_rows, paged_tiles
 from ostinato.backends.cuda.rules.attention import CombineParts
-from ostinato.backends.cuda.rules.attention_kernel import PointKernel
+from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
 from ostinato.ir.types import TensorType
-from ostinato.lower.loopir.dependences import (
-    accesses_of_scalars,
-    accesses_of_statements,
-    reached,
-)
-from ostinato.lower.loopir.nodes import Accumulator, Load, Store, extent_of, max_extent
+from ostinato.lower.loopir.nodes import Accumulator, Store
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.paged_attention_spec import is_in_place, paged_attention_spec
-from ostinato.records import dataclass
-from ostinato.variables import bounds, coefficient
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.kernel import Access
-    from ostinato.lower.loopir.nodes import Arg, Scalar
-    from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.lower.rules.paged_attention_spec import PagedAttentionSpec
-    from ostinato.variables import Dim, Symbol
 
 __all__ = ["PagedAttention", "lower_paged_attention"]
 
@@ -50,64 +36,8 @@ _FILLED = 128
 _PART_KEYS, _MOST_PARTS, _FEW_ROWS = 64, 16, 16
 
 
-@dataclass(frozen=True, eq=False)
-class PagedAttention(PointKernel):
-    """Paged attention, or what parts of the keys contribute to it.
-
-    Attributes:
-        args: the buffers, in the order of the kernel's ``buffers``.
-        spec: its algebra. Where there are several parts, the store's buffer gets their results: by
-            row, head and part, sums for every column, then the greatest score and the total of the
-            weights.
-        splits: parts that the keys of each row are divided into.
-        rounds: whether many rows of queries, and their weights, may be rounded to bfloat16.
-        variables: the graph's Variables in the order of ``vars``.
-    """
-
-    args: tuple[Arg, ...]
-    spec: PagedAttentionSpec
-    splits: int = 1
-    rounds: bool = False
-    variables: tuple[Symbol, ...] = ()
-
-    prefix: ClassVar[str] = "paged_attention"
-
-    def describe(self, text: KernelText) -> None:
-        rounded = ", rounds to bfloat16" if self.rounds else ""
-        text.line(0, f"paged attention, {self.splits} parts{rounded}")
-        text.head(self.args)
-        self.spec.describe(text)
-
-    def elements(self, position: int, *, writes: bool) -> Dim | None:
-        return self.spec.elements(position)
-
-    def accesses(self) -> Iterator[Access]:
-        if self.splits == 1:
-            yield from accesses_of_scalars(self.spec.operands)
-            yield from accesses_of_statements((self.spec.store,))
-
-    @property
-    def point_axes(self) -> Sequence[Symbol]:
-        return (self.spec.shared,) if max_extent(self.spec.row) == 1 else ()
-
-    @property
-    def points(self) -> Dim:
-        return extent_of(self.spec.row) * max_extent(self.spec.shared)
-
-    @property
-    def read_elements(self) -> Sequence[Scalar]:
-        return self.spec.operands
-
-    @cached_property
-    def head_pools(self) -> Mapping[int, int]:
-        spec, found = self.spec, dict[int, int]()
-        for load in reached([s for s in (spec.k, spec.v, spec.k_scale, spec.v_scale) if s]):
-            if isinstance(load, Load):
-                head, row = (coefficient(load.index, s) for s in (spec.shared, spec.place))
-                apart = head and row and row[0] == max_extent(spec.shared) * head[0]
-                if apart and head and isinstance(head[0], int):
-                    found[load.buffer] = head[0]
-        return found
+class PagedAttention(PagedAttentionKernel):
+    """Rows of queries against the keys that tables name, or parts of them, for each block."""
 
     def items_of_point(self, target: CudaTarget) -> int:
         return paged_rows.head_blocks(self) * self.splits

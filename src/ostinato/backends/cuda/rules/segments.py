@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.abi import MOST_PARAMETER_BYTES, TENSOR_MAP_BYTES
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
-from ostinato.backends.cuda.rules.paged_attention import PagedAttention
+from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings, simplified
 from ostinato.backends.cuda.rules.segment_steps import MOST_ARGUMENTS
@@ -161,7 +161,7 @@ def _is_small(call: Call) -> bool:
         small = max_extent(kernel.m) <= _ROWS
     elif isinstance(kernel, AttentionKernel):
         small = max_extent(kernel.spec.m) <= _ROWS
-    elif isinstance(kernel, PagedAttention):
+    elif isinstance(kernel, PagedAttentionKernel):
         small = max_extent(kernel.spec.row) <= _ROWS
     elif isinstance(kernel, PartsKernel):
         small = max_extent(kernel.m) <= _ROWS
