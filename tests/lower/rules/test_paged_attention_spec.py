@@ -1,4 +1,4 @@
-"""What is known of paged attention before it runs."""
+"""The algebra of paged attention: the traffic that follows from it."""
 
 from __future__ import annotations
 
