@@ -131,7 +131,7 @@ class MergedReplay:
         self,
         slots: Sequence[Sequence[int]],
         key: tuple[int, ...],
-        words: Sequence[int],
+        words: list[int],
         variables: Sequence[Sequence[int]],
     ) -> None:
         """Run, with copies of large arrays by the driver."""
