@@ -136,7 +136,7 @@ class MergedReplay:
     ) -> None:
         """Run, with copies of large arrays by the driver."""
         host = self._host.address
-        (ctypes.c_int64 * self._n_words).from_address(host + 8 * HEADER_WORDS)[:] = words
+        (ctypes.c_int64 * self._n_words).from_address(host + 8 * HEADER_WORDS)[:] = [*words]
         for region in self._regions.all:
             if region.read and region.offset >= 0:
                 ctypes.memmove(host + region.offset, region.start, region.nbytes)
