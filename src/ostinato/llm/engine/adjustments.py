@@ -70,6 +70,8 @@ class Adjustments:
     def write(self, inputs: StepArrays, at: int, pick: int) -> int:
         """Write the entries for a pick from position ``at`` on; the position behind them."""
         size = len(self._entries)
+        if not size:
+            return at
         end = at + size
         inputs.adjust_pick[at:end] = pick
         inputs.adjust_token[at:end] = self._token[:size]

@@ -135,9 +135,10 @@ class Scheduler:
         counters = self.counters
         counters.steps += 1
         counters.rows += rows
+        tokens = self._step.outputs.token[:picks].tolist()
         for part in parts:
             part.sequence.served = counters.steps
-            self._collect(part)
+            self._collect(part, tokens)
         return [part.sequence for part in parts]
 
     # -- sequences that start and stop -----------------------------------------------------------
@@ -241,15 +242,17 @@ class Scheduler:
         drafts = min(sequence.drafts, rows - 1) if sequence.pending == 1 else 0
         part = Part(sequence, min(sequence.pending, rows) + drafts, drafts)
         if self.cache.recurrent and part.rows > 1:
-            part.rows = min(part.rows, SAVED_TOKENS - sequence.computed % SAVED_TOKENS)
-        self._score(part, picks)
+            most = SAVED_TOKENS - sequence.computed % SAVED_TOKENS
+            part.resize(min(part.rows, most), part.drafts)
+        if sequence.scores:
+            self._score(part, picks)
         while part.picks > picks or part.adjustments > adjustments:
             if part.drafts:
-                part.drafts -= 1
-                part.rows -= 1
+                part.resize(part.rows - 1, part.drafts - 1)
             elif part.rows > 1:  # the last row, which samples, waits for the next step
-                part.rows -= 1
-                self._score(part, picks)
+                part.resize(part.rows - 1)
+                if sequence.scores:
+                    self._score(part, picks)
             else:
                 return None
         return part
@@ -258,14 +261,11 @@ class Scheduler:
     def _score(part: Part, picks: int) -> None:
         """Choose rows of a prompt whose logits are wanted, and shorten the part to ``picks``."""
         sequence = part.sequence
-        part.scored = 0
-        if not sequence.scores:
-            return
         wanted = sequence.score_from + len(sequence.prompt_logprobs) - 1
         last = min(sequence.computed + part.rows, sequence.prompt - 1)
         part.scored = max(last - wanted, 0)
         if part.scored > picks:
-            part.rows = wanted + picks - sequence.computed
+            part.resize(wanted + picks - sequence.computed)
             part.scored = picks
 
     def _make_room(self, part: Part) -> bool:
@@ -273,14 +273,13 @@ class Scheduler:
         sequence = part.sequence
         while not self.cache.grow(sequence, sequence.computed + part.rows):
             if part.drafts:
-                part.rows -= part.drafts
-                part.drafts = 0
+                part.resize(part.rows - part.drafts)
             elif self._preempt() is sequence:
                 return False
         return True
 
-    def _collect(self, part: Part) -> None:
-        """Take in what a step computed for a sequence."""
+    def _collect(self, part: Part, tokens: list[int]) -> None:
+        """Take in what a step computed for a sequence; ``tokens`` are those of its picks."""
         sequence, outputs = part.sequence, self._step.outputs
         pick = part.pick
         for _ in range(part.scored):
@@ -293,7 +292,7 @@ class Scheduler:
         if samples or sequence.computed == sequence.length:
             self._read(sequence)
         for draft in range(samples):
-            token = int(outputs.token[pick + draft])
+            token = tokens[pick + draft]
             expected = int(sequence.tokens[sequence.length]) if draft < part.drafts else -1
             if sequence.sampling.logprobs is not None:
                 row = outputs.logits[pick + draft]

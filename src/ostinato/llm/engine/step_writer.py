@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.records import dataclass
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -19,32 +17,36 @@ __all__ = ["Part", "StepWriter"]
 _ALL = np.uint32(0xFFFFFFFF)
 
 
-@dataclass
 class Part:
     """The rows of one sequence in a step.
 
-    Attributes:
+    Args:
         sequence: the sequence.
+        rows, drafts: see :meth:`resize`.
+
+    Attributes:
+        sequence: see above.
         rows: number of rows, those of drafts included.
         drafts: number of drafts among them.
+        samples: number of tokens that are sampled.
         scored: number of rows before the last of the prompt whose logits are wanted.
         pick: number of its first pick.
         masked: number of drafts by which the grammar is ahead while inputs are written.
     """
 
-    sequence: Sequence
-    rows: int
-    drafts: int = 0
-    scored: int = 0
-    pick: int = 0
-    masked: int = 0
+    __slots__ = ("drafts", "masked", "pick", "rows", "samples", "scored", "sequence")
 
-    @property
-    def samples(self) -> int:
-        """Number of tokens that are sampled."""
+    def __init__(self, sequence: Sequence, rows: int, drafts: int = 0) -> None:
+        self.sequence = sequence
+        self.scored = self.pick = self.masked = 0
+        self.resize(rows, drafts)
+
+    def resize(self, rows: int, drafts: int = 0) -> None:
+        """Have so many rows, and so many drafts among them."""
         sequence = self.sequence
-        reaches = self.rows - self.drafts == sequence.pending
-        return 1 + self.drafts if reaches and sequence.length < sequence.end else 0
+        self.rows, self.drafts = rows, drafts
+        reaches = rows - drafts == sequence.pending
+        self.samples = 1 + drafts if reaches and sequence.length < sequence.end else 0
 
     @property
     def picks(self) -> int:
@@ -91,7 +93,8 @@ class StepWriter:
                 inputs.sequence[rows] = sequence.slot
             row += part.rows
             part.pick = pick
-            pick = self._write_scored(part, row, pick)
+            if part.scored:
+                pick = self._write_scored(part, row, pick)
             for draft in range(part.samples):
                 inputs.pick[pick] = row - part.samples + draft
                 adjustment = self._write_sample(part, draft, pick, adjustment)
@@ -110,13 +113,12 @@ class StepWriter:
 
     def _write_scored(self, part: Part, end: int, pick: int) -> int:
         """Picks of prompt rows whose logits alone are wanted; the next pick."""
-        if part.scored:
-            sequence = part.sequence
-            wanted = sequence.score_from + len(sequence.prompt_logprobs) - 1
-            first = end - part.rows + (wanted - sequence.computed)
-            for row in range(first, first + part.scored):
-                self._write_neutral(pick, row)
-                pick += 1
+        sequence = part.sequence
+        wanted = sequence.score_from + len(sequence.prompt_logprobs) - 1
+        first = end - part.rows + (wanted - sequence.computed)
+        for row in range(first, first + part.scored):
+            self._write_neutral(pick, row)
+            pick += 1
         return pick
 
     def _write_neutral(self, pick: int, row: int) -> None:
