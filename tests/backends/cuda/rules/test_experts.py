@@ -79,7 +79,7 @@ def test_few_choices_are_matmuls_of_few_rows(tokens: int, dtype: str, gated: boo
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("tokens", "features", "hidden", "width"),
-    [(1, 2048, 8, 1), (2, 1800, 16, 7), (3, 264, 2056, 13)],
+    [(1, 2048, 8, 1), (2, 1800, 16, 7), (2, 72, 2056, 13)],
 )
 def test_rows_of_chosen_experts_are_read_by_warps(
     tokens: int, features: int, hidden: int, width: int, dtype: str

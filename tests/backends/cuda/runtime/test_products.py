@@ -159,7 +159,10 @@ def test_a_bias_is_part_of_the_product(
 
 @pytest.mark.parametrize("case", ["read", "computed", "long"])
 def test_a_bias_apart(session: ost.Session, library: HostProducts, case: str):
-    """The product is a result itself, or the vector is no param, or one of rows."""
+    """The product is a result itself, or the vector is no param, or one of rows.
+
+    In the first case it is no product of the library, which the emulator takes long to compute.
+    """
     g = ost.Graph("g")
     x, w = g.input("x", (500, 384), "float16"), g.input("w", (384, 500), "float16")
     bias = g.param("b", (500,), "float16", value=random((500,), "float16", 2))
@@ -173,9 +176,10 @@ def test_a_bias_apart(session: ost.Session, library: HostProducts, case: str):
     arrays = {"x": random((500, 384), "float16"), "w": random((384, 500), "float16", 1)}
     arrays |= {"c": random((500,), "float16", 3)} if case == "computed" else {}
     compiled = session.compile(g, options=ost.CompileOptions(stored_programs=False))
-    for found, truth in zip(compiled.run(arrays), ost.reference.evaluate(g, arrays), strict=True):
+    assert [product.bias for product in library.products] == [False] * (case != "read")
+    if case != "read":
+        (found,), (truth,) = compiled.run(arrays), ost.reference.evaluate(g, arrays)
         np.testing.assert_allclose(found, truth.astype("float32"), rtol=2e-2, atol=5e-2)
-    assert not any(product.bias for product in library.products)
 
 
 def test_siblings_are_one_product(session: ost.Session, library: HostProducts):

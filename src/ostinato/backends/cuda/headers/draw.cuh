@@ -2,32 +2,58 @@
 //
 // Weights are compared as words: those of floats that are not negative are in their order. They are
 // added as integers, in units of 2^-40 of the greatest, so that sums do not depend on an order.
+//
+// What goes over the row stands once, in functions of their own: a block fetches their instructions
+// from memory, most of them for a single use.
 #pragma once
 #include "arithmetic.cuh"
+#include "groups.cuh"
 #include "products.cuh"
 
 namespace ost {
 
-// A row of weights and what a block knows of it, in shared memory.
+// A row of weights and what a block knows of it.
 template <int Threads, int Most>
 struct drawing {
     typedef unsigned long long wide;
 
     static constexpr int warps = Threads / 32;
 
-    // Parts of a reduction, its result, and a number that threads have in common.
+    // Numbers of warps, which reductions take by turns, and what a block lists.
     struct shared {
-        wide parts[2][warps], sums[2];
+        wide parts[2][2][warps];
         int listed, common;
         unsigned keys[Most];
+    };
+
+    // The words of four tokens that are side by side.
+    struct words {
+        unsigned at[4];
+    };
+
+    // What a filter keeps: the tokens above a word, and the first so many of those that have it.
+    struct filtered {
+        unsigned least;
+        wide ties, equal;  // how many are kept, and how many there are
+    };
+
+    // The measure of a token, where `counts`: 1 for those of a word; else their weights, the tokens
+    // above the word and those up to a last one that have it.
+    struct measure {
+        unsigned least;
+        int last;
+        bool counts;
     };
 
     const float* row;
     int count;
     shared& kept;
+    int turn = 0;
     float first_factor = 1, second_factor = 1;
     unsigned lowest = 0, most = 0;  // of the words that there are, or that are listed
     bool is_listed = false;
+
+    // Words -------------------------------------------------------------------------------------------
 
     // A weight that counts: what is not above 0 is 0.
     static unsigned word(float weight) {
@@ -36,80 +62,40 @@ struct drawing {
 
     unsigned key(int token) const { return word(row[token]); }
 
-    // Calls a function with the word of each token, and its number, in parts of four where the row
-    // has vectors.
-    template <class Function>
-    void each(Function function) const {
+    // Tokens before the first one from which a vector of four begins.
+    int shift() const { return (int)((wide)row / sizeof(float) % 4); }
+
+    // Those from a token on with which a vector begins; 0 outside of the row.
+    words four_at(int first) const {
         typedef vector<float, 4> four;
-        const bool whole = count % 4 == 0 && (wide)row % sizeof(four) == 0;
-        const int vectors = whole ? count / 4 : 0;
-#pragma unroll 4
-        for (int i = threadIdx.x; i < vectors; i += Threads) {
-            const four weights = ((const four*)row)[i];
+        words found = {};
+        if (first >= 0 && first + 4 <= count) {
+            const four weights = *(const four*)(row + first);
 #pragma unroll
-            for (int e = 0; e < 4; e++) function(word(weights.at[e]), 4 * i + e);
+            for (int e = 0; e < 4; e++) found.at[e] = word(weights.at[e]);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (first + e >= 0 && first + e < count) found.at[e] = key(first + e);
         }
-        for (int i = 4 * vectors + threadIdx.x; i < count; i += Threads) function(key(i), i);
+        return found;
+    }
+
+    // Calls a function with the word of each token from one on and before another, and its number.
+    // `lane` is the thread's number among those that share them.
+    template <int Lanes, class Function>
+    void each(int begin, int end, int lane, Function function) const {
+#pragma unroll 4
+        for (int first = begin - shift() + 4 * lane; first < end; first += 4 * Lanes) {
+            const words own = four_at(first);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (first + e >= begin && first + e < end) function(own.at[e], first + e);
+        }
     }
 
     wide mass(unsigned key) const {
         return (wide)(bits_as<float>(key) * first_factor * second_factor);
-    }
-
-    // The sums of two numbers of all threads.
-    void reduce(wide& first, wide& second) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            first += __shfl_xor_sync(0xFFFFFFFFu, first, step);
-            second += __shfl_xor_sync(0xFFFFFFFFu, second, step);
-        }
-        __syncthreads();
-        if (lane == 0) {
-            kept.parts[0][warp] = first;
-            kept.parts[1][warp] = second;
-        }
-        __syncthreads();
-        if (threadIdx.x < 2) {
-            wide sum = 0;
-            for (int i = 0; i < warps; i++) sum += kept.parts[threadIdx.x][i];
-            kept.sums[threadIdx.x] = sum;
-        }
-        __syncthreads();
-        first = kept.sums[0];
-        second = kept.sums[1];
-    }
-
-    // The greatest weight's word, and the lowest token that has it.
-    unsigned greatest(int& token) {
-        wide best = 0;
-        each([&](unsigned word, int i) {
-            const wide own = (wide)word << 32 | (0xFFFFFFFFu - (unsigned)i);
-            best = best < own ? own : best;
-        });
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            const wide other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
-            best = best < other ? other : best;
-        }
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) kept.parts[0][threadIdx.x / 32] = best;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (int i = 1; i < warps; i++)
-                best = best < kept.parts[0][i] ? kept.parts[0][i] : best;
-            kept.sums[0] = best;
-        }
-        __syncthreads();
-        best = kept.sums[0];
-        token = (int)(0xFFFFFFFFu - (unsigned)best);
-        return (unsigned)(best >> 32);
-    }
-
-    // Goes on with all tokens instead of those that are listed.
-    void whole() {
-        is_listed = false;
-        lowest = 0;
     }
 
     // Chooses the unit of sums, by the greatest weight's word.
@@ -120,8 +106,58 @@ struct drawing {
         second_factor = float_of((unsigned)(powers - half + 127) << 23);
     }
 
+    // Numbers of all threads --------------------------------------------------------------------------
+
+    // Exchanges two numbers of each warp: a lane gets those of the warp of its number. Two exchanges
+    // in a row use different memory, so that none overwrites what others still read.
+    void exchange(wide& first, wide& second) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        wide(&parts)[2][warps] = kept.parts[turn];
+        turn ^= 1;
+        if (lane == 0) {
+            parts[0][warp] = first;
+            parts[1][warp] = second;
+        }
+        __syncthreads();
+        first = lane < warps ? parts[0][lane] : 0;
+        second = lane < warps ? parts[1][lane] : 0;
+    }
+
+    // Combines two numbers of each thread with those of all others; 0 changes nothing.
+    template <class Op>
+    void combine(wide& first, wide& second, Op op) {
+        first = reduce_warp<32>(first, op);
+        second = reduce_warp<32>(second, op);
+        exchange(first, second);
+        first = reduce_warp<32>(first, op);
+        second = reduce_warp<32>(second, op);
+    }
+
+    // The first lane up to which numbers of a warp's lanes add up to more than a number, of which
+    // the sum before is subtracted.
+    static int lane_beyond(wide sums, wide& number) {
+        const int lane = __ffs((int)__ballot_sync(0xFFFFFFFFu, sums > number)) - 1;
+        const wide before = __shfl_sync(0xFFFFFFFFu, sums, lane > 0 ? lane - 1 : 0);
+        if (lane > 0) number -= before;
+        return lane;
+    }
+
+    // Tokens by weight --------------------------------------------------------------------------------
+
+    // The greatest weight's word, and the lowest token that has it.
+    unsigned greatest(int& token) {
+        wide best = 0, none = 0;
+        each<Threads>(0, count, threadIdx.x, [&](unsigned word, int i) {
+            const wide own = (wide)word << 32 | (0xFFFFFFFFu - (unsigned)i);
+            best = best < own ? own : best;
+        });
+        combine(best, none, greater());
+        token = (int)(0xFFFFFFFFu - (unsigned)best);
+        return (unsigned)(best >> 32);
+    }
+
     // The number of tokens with a weight of such a word or a greater one, and their sum.
-    void at_least(unsigned least, wide& tokens, wide& sum) {
+    OST_APART void at_least(unsigned least, wide& tokens, wide& sum) {
         wide found = 0, total = 0;
         const auto add = [&](unsigned own, int) {
             found += own >= least;
@@ -130,40 +166,62 @@ struct drawing {
         if (is_listed)
             for (int i = threadIdx.x; i < kept.listed; i += Threads) add(kept.keys[i], i);
         else
-            each(add);
-        reduce(found, total);
+            each<Threads>(0, count, threadIdx.x, add);
+        combine(found, total, plus());
         tokens = found;
         sum = total;
     }
 
-    // Lists the words from one on, if there is room for them, and sums up all of them. What is
-    // chosen after it has to be among these.
-    wide list(unsigned least) {
+    // Lists the words from one on, if there is room for them, and sums up all words. What is chosen
+    // after it has to be among those that are listed.
+    OST_APART wide list(unsigned least) {
+        const unsigned lane = threadIdx.x % 32;
+        wide sum = 0, none = 0;
+        __syncthreads();
         if (threadIdx.x == 0) kept.listed = 0;
         __syncthreads();
-        wide sum = 0, none = 0;
-        for (int start = 0; start < count; start += Threads) {
-            const int token = start + threadIdx.x;
-            const unsigned own = token < count ? key(token) : 0;
-            sum += mass(own);
-            const bool wanted = token < count && own >= least;
-            const unsigned lanes = __ballot_sync(0xFFFFFFFFu, wanted);
-            const int lane = threadIdx.x % 32;
-            int place = 0;
-            if (lane == 0 && lanes != 0) place = atomicAdd(&kept.listed, __popc(lanes));
-            place = __shfl_sync(0xFFFFFFFFu, place, 0) + __popc(lanes & ((1u << lane) - 1));
-            if (wanted && place < Most) kept.keys[place] = own;
+        words next = four_at(4 * threadIdx.x - shift());
+        for (int start = -shift(); start < count; start += 4 * Threads) {
+            const int first = start + 4 * threadIdx.x;
+            const words own = next;
+            next = four_at(first + 4 * Threads);  // on its way meanwhile
+            unsigned lanes[4];
+            int all = 0, place = 0;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const bool inside = first + e >= 0 && first + e < count;
+                sum += mass(own.at[e]);
+                lanes[e] = __ballot_sync(0xFFFFFFFFu, inside && own.at[e] >= least);
+                all += __popc(lanes[e]);
+            }
+            if (all == 0) continue;
+            if (lane == 0) place = atomicAdd(&kept.listed, all);
+            place = __shfl_sync(0xFFFFFFFFu, place, 0);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int at = place + __popc(lanes[e] & ((1u << lane) - 1));
+                if (lanes[e] >> lane & 1 && at < Most) kept.keys[at] = own.at[e];
+                place += __popc(lanes[e]);
+            }
         }
-        reduce(sum, none);
+        combine(sum, none, plus());
         is_listed = kept.listed <= Most;
         lowest = is_listed ? least : 0;
         return sum;
     }
 
-    // Lists words among which the first so many are, where there are not too many of these.
-    void list_first(wide wanted) {
-        unsigned low = 0, high = most;
+    // Goes on with all tokens instead of those that are listed.
+    void whole() {
+        is_listed = false;
+        lowest = 0;
+    }
+
+    // Lists words among which the first so many are, where there are not too many of these. `some`
+    // is a word that so many tokens have at least, or 0.
+    void list_first(wide wanted, unsigned some) {
+        unsigned low = some, high = most;
         wide tokens = 0, sum;
+        whole();
         while (wanted <= Most && low < high) {
             const unsigned middle = low + (high - low + 1) / 2;
             at_least(middle, tokens, sum);
@@ -176,72 +234,72 @@ struct drawing {
         }
     }
 
-    // The word at which the tokens of that weight and more are `wanted` of them at least, or their
-    // sum is; how many of those of that very weight are needed for it, and the sum then.
-    template <bool BySum>
-    unsigned cut(wide wanted, wide& ties, wide& sum) {
+    // The first tokens by weight that are `wanted`, or whose sum is at least, and the sum then.
+    OST_APART filtered cut(bool by_sum, wide wanted, wide& sum) {
         const int bits = 32 - __clz((int)(lowest ^ most));
         unsigned low = bits == 32 ? 0 : most >> bits << bits;
-        for (int bit = bits - 1; bit >= 0; bit--) {
-            wide tokens, total;
-            at_least(low | 1u << bit, tokens, total);
-            if ((BySum ? total : tokens) >= wanted) low |= 1u << bit;
+        wide tokens = 0, total = 0, more = 0, above = 0;
+        for (int bit = bits - 1; bit >= -2; bit--) {  // at last, for the word itself and the next
+            const unsigned tried = bit >= 0 ? low | 1u << bit : low - (bit + 1);
+            tokens = more;
+            at_least(tried, more, above);
+            if (bit >= 0 && (by_sum ? above : more) >= wanted) low = tried;
         }
-        wide tokens, above;
-        at_least(low + 1, tokens, above);
         const wide own = mass(low);
-        if (BySum) ties = own == 0 ? 1 : (wanted - above + own - 1) / own;
-        else ties = wanted - tokens;
-        sum = above + ties * own;
-        return low;
+        filtered found = {low, wanted - more, tokens - more};
+        if (by_sum) found.ties = own == 0 ? 1 : (wanted - above + own - 1) / own;
+        sum = above + found.ties * own;
+        return found;
     }
 
-    // The first token up to which a measure of tokens adds up to more than a number; `count` if it
-    // does not. A warp has a part of the tokens, then a part of the part where that is.
-    template <class Measure>
-    int first_beyond(wide number, Measure measure) {
+    // Tokens by number --------------------------------------------------------------------------------
+
+    wide measured(const measure& by, unsigned own, int token) const {
+        const bool equal = own == by.least;
+        if (by.counts) return equal;
+        return own > by.least || (equal && token <= by.last) ? mass(own) : 0;
+    }
+
+    // The first token up to which a measure of tokens adds up to more than a share of the sum of all,
+    // or than a number of tokens where it counts; `count` if it does not. A warp has a part of the
+    // tokens, then a part of the part where that is, then a lane one of 32.
+    OST_APART int first_beyond(const measure& by, double share, wide number) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         int begin = 0, end = count;
-        while (end - begin > warps) {
-            const int length = (end - begin + warps - 1) / warps;
-            const int own = begin + threadIdx.x / 32 * length;
-            const int stop = own + length < end ? own + length : end;
-            wide sum = 0;
-            for (int i = own + threadIdx.x % 32; i < stop; i += 32) sum += measure(i);
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2)
-                sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-            __syncthreads();
-            if (threadIdx.x % 32 == 0) kept.parts[0][threadIdx.x / 32] = sum;
-            __syncthreads();
-            int part = 0;
-            while (part < warps && kept.parts[0][part] <= number) number -= kept.parts[0][part++];
-            if (part == warps) return count;
-            begin += part * length;
+        do {
+            const int part = (end - begin + warps - 1) / warps;
+            const int length = part > 32 ? (part + 127) / 128 * 128 : 32;
+            const int own = begin + warp * length, stop = own + length < end ? own + length : end;
+            wide sum = 0, none = 0;
+            each<32>(own, stop, lane, [&](unsigned word, int i) { sum += measured(by, word, i); });
+            sum = reduce_warp<32>(sum, plus());
+            exchange(sum, none);
+            sum = scan_warp<32>(sum, plus());
+            if (end - begin == count) {
+                const wide all = __shfl_sync(0xFFFFFFFFu, sum, 31);
+                const double wanted = share * (double)all;
+                if (!by.counts) number = wanted < (double)all ? (wide)wanted : all;
+                if (number >= all) return count;
+            }
+            begin += lane_beyond(sum, number) * length;
             end = begin + length < end ? begin + length : end;
-        }
-        for (int i = begin; i < end; i++) {
-            const wide own = measure(i);
-            if (own > number) return i;
-            number -= own;
-        }
-        return count;
+        } while (end - begin > 32);
+        const int token = begin + lane;
+        const wide own = token < end ? measured(by, key(token), token) : 0;
+        return begin + lane_beyond(scan_warp<32>(own, plus()), number);
     }
 
     // The last token whose weight is above 0 among those that are kept.
-    template <class Kept>
-    int last(Kept is_kept) {
+    int last(const measure& by) {
         int found = 0;
-        for (int i = threadIdx.x; i < count; i += Threads)
-            if (key(i) != 0 && is_kept(i)) found = i;
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            const int other = __shfl_xor_sync(0xFFFFFFFFu, found, step);
-            found = found < other ? other : found;
+        for (int i = threadIdx.x; i < count; i += Threads) {
+            const unsigned own = key(i);
+            if (own != 0 && (own > by.least || (own == by.least && i <= by.last))) found = i;
         }
         __syncthreads();
         if (threadIdx.x == 0) kept.common = 0;
         __syncthreads();
-        if (threadIdx.x % 32 == 0) atomicMax(&kept.common, found);
+        atomicMax(&kept.common, found);
         __syncthreads();
         return kept.common;
     }
@@ -255,62 +313,40 @@ struct drawing {
         scale(most);
         const bool by_number = top_k > 0 && top_k < count, by_sum = top_p < 1;
         const float limit = ::fmaxf(min_p, 0) * bits_as<float>(most);
-        unsigned least = limit > 0 ? bits_as<unsigned>(limit) : 0;
-        const bool by_weight = least > 0, alone = least > most;
-        if (alone) least = most;
-        // Most of what is drawn has more than 2^-16 of the greatest weight.
-        const unsigned steps = 16u << 23;
-        wide total = list(most > steps ? most - steps : 0), ties = alone ? 1 : (wide)count;
-        wide all = total;
-        const auto shorten = [&](unsigned cut_at, wide needed) {
-            if (cut_at > least || (cut_at == least && needed < ties)) {
-                least = cut_at;
-                ties = needed;
-            }
+        filtered found = {limit > 0 ? bits_as<unsigned>(limit) : 0, (wide)count, (wide)count};
+        if (found.least > most) {
+            found.least = most;
+            found.ties = 1;
+        }
+        const auto shorten = [&](const filtered& other) {
+            const bool fewer = other.least == found.least && other.ties < found.ties;
+            if (other.least > found.least || fewer) found = other;
         };
+        // Most of what is drawn has more than 2^-16 of the greatest weight.
+        const unsigned steps = 16u << 23, near = most > steps ? most - steps : 0;
+        wide all = 0;
+        if (by_number || by_sum) all = list(near);
         if (by_number) {
-            if (!is_listed || (wide)kept.listed < (wide)top_k) {
-                whole();
-                list_first((wide)top_k);
-            }
-            wide needed;
-            const unsigned cut_at = cut<false>((wide)top_k, needed, all);
-            shorten(cut_at, needed);
+            if (!is_listed || (wide)kept.listed < (wide)top_k)
+                list_first((wide)top_k, is_listed ? 0 : near);
+            shorten(cut(false, (wide)top_k, all));
         }
         if (by_sum) {
             const wide wanted = top_p > 0 ? (wide)::ceil((double)top_p * (double)all) : 0;
-            wide tokens, listed, needed = 1;
-            unsigned cut_at = most;
             if (wanted > 0) {
+                wide tokens, listed;
                 at_least(0, tokens, listed);
                 if (listed < wanted) whole();
-                cut_at = cut<true>(wanted, needed, listed);
+                shorten(cut(true, wanted, listed));
+            } else {
+                shorten({most, 1, (wide)count});
             }
-            shorten(cut_at, needed);
         }
-        int last_tie = count;
-        if (ties < (wide)count)
-            last_tie = first_beyond(ties - 1, [&](int i) { return (wide)(key(i) == least); });
-        const auto is_kept = [&](int i) {
-            const unsigned own = key(i);
-            return own > least || (own == least && i <= last_tie);
-        };
-        if (by_number || by_sum || by_weight) {
-            wide none = 0, sum = 0;
-            each([&](unsigned own, int i) {
-                sum += own > least || (own == least && i <= last_tie) ? mass(own) : 0;
-            });
-            reduce(sum, none);
-            total = sum;
-        }
-        const double share = uniform > 0 ? (double)uniform * (double)total : 0;
-        if (share < (double)total) {
-            const int found = first_beyond(
-                (wide)share, [&](int i) { return is_kept(i) ? mass(key(i)) : 0; }
-            );
-            if (found < count) return found;
-        }
-        return last(is_kept);
+        measure by = {found.least, count, true};
+        if (found.ties < found.equal) by.last = first_beyond(by, 0, found.ties - 1);
+        by.counts = false;
+        const int drawn = first_beyond(by, uniform > 0 ? (double)uniform : 0, 0);
+        return drawn < count ? drawn : last(by);
     }
 };
 
