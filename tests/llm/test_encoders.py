@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import ostinato as ost
 from ostinato.errors import ContextError, InputError
 from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.encoder import Encoder
+from tests.devices.registered import open_session
 from tests.llm.tiny_encoders import ONE_SEGMENT, load_encoder, segments_of, stored_encoders
 from tests.llm.tiny_models import LENGTHS, SEEDS, load_expected, prompt, write_folder
 
@@ -40,6 +42,23 @@ def test_rows_are_those_of_transformers(family: str, seed: int, tmp_path: Path):
             ours = np.stack([rows[0], rows[-1], rows.mean(axis=0)])
         assert ours.shape == wanted.shape
         assert np.abs(ours - wanted).max() / max(1, np.abs(wanted).max()) < TOLERANCE
+
+
+def test_devices_with_known_sizes_run_few_of_them(tmp_path: Path):
+    """Rows, texts and lengths are those of the next power of two; what is behind is not read."""
+    cpu = encoder_of("modernbert", 0, tmp_path)
+    gpu = Encoder(open_checkpoint(tmp_path), session=open_session("cudahost"), context=32)
+    texts = [prompt(cpu.config.vocabulary, length, 0) for length in (3, 17, 1)]
+    for chosen in (texts, texts[:1], texts[2:]):
+        for rows, wanted in zip(gpu.rows(chosen), cpu.rows(chosen), strict=True):
+            assert rows.shape == wanted.shape
+            assert np.abs(rows - wanted).max() < TOLERANCE * max(1, np.abs(wanted).max())
+    executable: Any = gpu._compiled._execution.executable
+    assert [found.sizes for found in executable.compiled_sizes] == [
+        "rows = 32, texts = 4, length = 32",
+        "rows = 16, texts = 1, length = 16",
+    ]
+    assert gpu.plan.kernels
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "jina_bert_v2"])

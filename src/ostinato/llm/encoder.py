@@ -1,7 +1,8 @@
 """Whole texts at a time: the rows after a model's last layer, and the classes of its head.
 
-Rows of several texts stand one below the other, without padding. A text's rows have the same bits
-alone, beside others, and on any number of threads.
+Rows of several texts stand one below the other, without padding. On the CPU, a text's rows have the
+same bits alone, beside others, and on any number of threads. Devices that are much faster with
+known sizes run few of them, with rows and texts behind the others that nothing reads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from ostinato.errors import ContextError, InputError
 from ostinato.llm.compiling import model_options
 from ostinato.llm.device_weights import for_device
 from ostinato.llm.families.builder import Builder, TextRows
+from ostinato.llm.step_padding import rounded_up
 from ostinato.ops.builder import Graph
+from ostinato.records import replace
 from ostinato.runtime.session import Session
 from ostinato.variables import Variable
 
@@ -78,9 +81,16 @@ class Encoder:
         free = self._session.context.free_memory
         self._checkpoint = for_device(checkpoint, self._session.capabilities, free)
         self._options = model_options(self._session, options)
+        self._known_sizes = self._session.capabilities.known_sizes
         self._most_rows = max(_ROWS, self.context)
         self._most_texts = max(1, min(_TEXTS, _PLACES // self.context))
-        self._compiled = self._session.compile(self._graph(), options=self._options)
+        chosen = self._options
+        if self._known_sizes:
+            # Weights of several matmuls side by side would be a copy of them for some sizes.
+            chosen = replace(chosen, specialize="always", product_fusion=False)
+        self._compiled = self._session.compile(self._graph(), options=chosen)
+        if self._known_sizes:
+            self._compiled.warm({"rows": _PANEL, "texts": 1, "length": _PANEL})
         self._head: CompiledGraph | None = None
 
     @property
@@ -88,11 +98,15 @@ class Encoder:
         """The kernels of a run, in order, and their memory."""
         return self._compiled.plan
 
+    @property
+    def _most_length(self) -> int:
+        return -(-self.context // _PANEL) * _PANEL
+
     def _graph(self) -> Graph:
         checkpoint, config = self._checkpoint, self.config
         rows = Variable("rows", 1, self._most_rows)
         texts = Variable("texts", 1, self._most_texts)
-        length = Variable("length", 1, -(-self.context // _PANEL) * _PANEL)
+        length = Variable("length", 1, self._most_length)
         g = Graph("encoder")
         tokens, position, place, segment = (
             g.input(name, (rows,), INT32) for name in ("tokens", "position", "place", "segment")
@@ -200,18 +214,36 @@ class Encoder:
 
     def _run(self, texts: Sequence[Array], kinds: Sequence[Array]) -> list[Array]:
         sizes = np.array([len(text) for text in texts], np.int32)
-        starts = np.cumsum(sizes) - sizes
+        ends = np.cumsum(sizes)
         longest = -(-int(sizes.max()) // _PANEL) * _PANEL
+        rows, count, length = self._sizes(int(ends[-1]), len(texts), longest)
         position = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
-        within = np.minimum(np.arange(longest), sizes[:, np.newaxis] - 1)
+        within = np.minimum(np.arange(length), sizes[:, np.newaxis] - 1)
         number = np.repeat(np.arange(len(texts)), sizes)
         inputs = {
-            "tokens": np.concatenate(texts),
-            "position": position,
-            "segment": np.concatenate(kinds),
-            "place": (number * longest + position).astype(np.int32),
-            "grid": (starts[:, np.newaxis] + within).astype(np.int32),
-            "size": sizes,
+            "tokens": _extended(np.concatenate(texts), rows),
+            "position": _extended(position, rows),
+            "segment": _extended(np.concatenate(kinds), rows),
+            "place": _extended(number * length + position, rows),
+            "grid": _extended((ends - sizes)[:, np.newaxis] + within, count),
+            "size": _extended(sizes, count, 1),
         }
-        (rows,) = self._compiled.run(inputs)
-        return np.split(rows, np.cumsum(sizes)[:-1])
+        (found,) = self._compiled.run(inputs)
+        return np.split(found[: ends[-1]], ends[:-1])
+
+    def _sizes(self, rows: int, texts: int, length: int) -> tuple[int, int, int]:
+        """The sizes of a run with room for so many rows and texts, and texts of such a length."""
+        if not self._known_sizes:
+            return rows, texts, length
+        return (
+            rounded_up(max(rows, _PANEL), self._most_rows),
+            rounded_up(texts, self._most_texts),
+            rounded_up(length, self._most_length),
+        )
+
+
+def _extended(array: Array, count: int, value: int = 0) -> Array:
+    """An int32 array with rows of a value behind its own."""
+    found = np.full((count, *array.shape[1:]), value, np.int32)
+    found[: len(array)] = array
+    return found

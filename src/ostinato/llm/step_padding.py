@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ostinato.llm.step_sizes import StepInputs, StepLimits
 
-__all__ = ["StepPadding"]
+__all__ = ["StepPadding", "rounded_up"]
 
 Array = np.ndarray[Any, Any]
 
@@ -56,10 +56,10 @@ class StepPadding:
         """The sizes of a step that has room for such numbers."""
         limits = self.limits
         if max(rows, picks) <= min(_FEW, limits.picks, limits.rows):
-            count = _rounded(max(rows, picks), min(limits.picks, limits.rows))
+            count = rounded_up(max(rows, picks), min(limits.picks, limits.rows))
             return count, count, _one_or_all(adjustments, limits.adjustments)
         return (
-            _rounded(max(rows, _LEAST_ROWS), limits.rows),
+            rounded_up(max(rows, _LEAST_ROWS), limits.rows),
             _one_or_all(picks, limits.picks),
             _one_or_all(adjustments, limits.adjustments),
         )
@@ -96,7 +96,7 @@ class StepPadding:
                 part[:] = before
 
 
-def _rounded(count: int, most: int) -> int:
+def rounded_up(count: int, most: int) -> int:
     """The next power of two, or the most."""
     return min(1 << (count - 1).bit_length(), most)
 
