@@ -171,6 +171,7 @@ def test_loaded_models_embed_and_rerank(tmp_path: Path):
         assert np.array_equal(model.embed(TEXTS), embedder.embed(TEXTS))
         documents = ["w3", "w4 w5"]
         assert np.array_equal(model.rerank("w1", documents), embedder.rerank("w1", documents))
+        assert any("attention" in kernel.name for kernel in model.plan.kernels)
 
 
 @pytest.mark.parametrize("family", ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker"])
@@ -201,8 +202,9 @@ def test_static_vectors_are_means(tmp_path: Path):
         wanted = np.stack([table[[5, 6]].astype(float).mean(axis=0), table[7], np.zeros(16)])
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
         assert np.array_equal(model.embed(["w3 w3"]), model.embed(["w3"]))
-        with pytest.raises(InputError, match="reads whole texts"):
-            model.generate("w3")
+        for wrong in (lambda: model.generate("w3"), lambda: model.plan):
+            with pytest.raises(InputError, match="reads whole texts"):
+                wrong()
         with pytest.raises(ost.UnsupportedOpError, match="no head that scores"):
             model.rerank("w3", ["w4"])
 

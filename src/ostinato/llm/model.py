@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError, SessionStateError, UnsupportedOpError
+from ostinato.llm.embedding import Embedder
 from ostinato.llm.engine.engine import Engine
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.config import ModelConfig
-    from ostinato.llm.embedding import Embedder
     from ostinato.llm.engine.scheduler import Proposer
     from ostinato.llm.engine.settings import EngineLimits
     from ostinato.llm.generation import Generation, Stream
@@ -124,11 +124,18 @@ class LLM:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """The kernels of a step and their memory.
+        """The kernels of a step and their memory; of a model that reads whole texts, those of a run.
+
+        On devices that compile for the sizes of runs, it is the plan of the last ones.
 
         Raises:
-            InputError: the model generates no text.
+            InputError: it is a table of vectors, without kernels.
         """
+        if self._step is None:
+            with self._embedding:
+                vectors = self._vectors()
+            if isinstance(vectors, Embedder):
+                return vectors.encoder.plan
         return self._steps()[0].plan
 
     @property
