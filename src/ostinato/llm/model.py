@@ -124,7 +124,7 @@ class LLM:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """The kernels of a step and their memory; of a model that reads whole texts, those of a run.
+        """The kernels of a step and their memory; of an encoder, those of its run.
 
         On devices that compile for the sizes of runs, it is the plan of the last ones.
 
