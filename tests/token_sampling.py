@@ -1,14 +1,73 @@
-"""The definition of the op ``sample`` in float64, one row and one token at a time."""
+"""The definition of the op ``sample`` in float64, one row and one token at a time.
+
+Devices' draws are compared with it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-__all__ = ["distribution", "sampled"]
+import ostinato as ost
+
+__all__ = ["FILTERS", "check_draws", "distribution", "drawn_by", "sampled", "sampling_graph"]
 
 Array = np.ndarray[Any, Any]
+
+#: What `check_draws` filters by.
+FILTERS = ("none", "top_k", "top_p", "min_p", "all")
+
+_SETTINGS = ("uniform", "temperature", "top_k", "top_p", "min_p")
+
+
+def sampling_graph(vocabulary: int, most_rows: int) -> ost.Graph:
+    """The op ``sample`` on any number of rows."""
+    rows, g = ost.Variable("rows", 1, most_rows), ost.Graph("draws")
+    dtypes = {"top_k": "int32"}
+    given = [g.input(name, (rows,), dtypes.get(name, "float32")) for name in _SETTINGS]
+    g.set_outputs([g.sample(g.input("logits", (rows, vocabulary)), *given)])
+    return g
+
+
+def drawn_by(compiled: ost.CompiledGraph, logits: Array, *settings: Any) -> Array:
+    """The tokens that a compiled `sampling_graph` draws; settings are of each row, or of all."""
+    arrays = {"logits": logits.astype(np.float32)}
+    for name, values in zip(_SETTINGS, settings, strict=True):
+        dtype = np.int32 if name == "top_k" else np.float32
+        arrays[name] = np.broadcast_to(np.asarray(values, dtype), len(logits)).copy()
+    (tokens,) = compiled.run(arrays)
+    return np.asarray(tokens)
+
+
+def check_draws(drawn: Callable[..., Array], vocabulary: int, filters: str, rows: int) -> None:
+    """Compare draws from rows of all kinds with the definition.
+
+    Where a draw falls on an edge, sums in another order or precision may decide otherwise; flat
+    rows have many weights that matter.
+    """
+    rng = np.random.default_rng(5)
+    logits = (rng.standard_normal((rows, vocabulary)) * 3).astype(np.float32)
+    logits[3] = np.round(logits[3])  # with many equal ones
+    logits[4, rng.random(vocabulary) < 0.7] = -np.inf
+    logits[5] *= 0.01
+    logits[6] = 0
+    off = {"top_k": np.zeros(rows), "top_p": np.ones(rows), "min_p": np.zeros(rows)}
+    on = {
+        "top_k": rng.integers(1, vocabulary + 2, rows),
+        "top_p": rng.uniform(0, 1, rows),
+        "min_p": rng.uniform(0, 0.5, rows),
+    }
+    chosen = {name: (on if filters in (name, "all") else off)[name] for name in on}
+    values = [rng.random(rows), rng.uniform(0.2, 2, rows), *chosen.values()]
+    values[1][:2] = 0
+    exact = [np.asarray(x, np.int64 if i == 2 else np.float32) for i, x in enumerate(values)]
+    found, wanted = drawn(logits, *exact), sampled(logits, *exact)
+    assert np.sum(found != wanted) <= max(1, rows // 20)
+    for row in np.flatnonzero(found != wanted):
+        chances = distribution(logits[row], float(exact[1][row]), 0, 1.0, 0.0)
+        assert chances[found[row]] > 0
 
 
 def distribution(

@@ -9,58 +9,35 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.token_sampling import distribution, sampled
+from tests.token_sampling import (
+    FILTERS,
+    check_draws,
+    distribution,
+    drawn_by,
+    sampled,
+    sampling_graph,
+)
 
 Array = np.ndarray[Any, Any]
-
-SETTINGS = ("uniform", "temperature", "top_k", "top_p", "min_p")
 
 
 @functools.cache
 def compiled(vocabulary: int) -> ost.CompiledGraph:
-    rows = ost.Variable("rows", 1, 1 << 17)
-    g = ost.Graph()
-    dtypes = {"top_k": "int32"}
-    given = [g.input(name, (rows,), dtypes.get(name, "float32")) for name in SETTINGS]
-    g.set_outputs([g.sample(g.input("logits", (rows, vocabulary)), *given)])
-    return ost.Session("cpu").compile(g)
+    return ost.Session("cpu").compile(sampling_graph(vocabulary, 1 << 17))
 
 
-def drawn(logits: Array, *settings: Array) -> Array:
+def drawn(logits: Array, *settings: Any) -> Array:
     """The tokens that the CPU draws."""
-    arrays = {"logits": logits.astype(np.float32)}
-    for name, values in zip(SETTINGS, settings, strict=True):
-        arrays[name] = np.asarray(values, np.int32 if name == "top_k" else np.float32)
-    (tokens,) = compiled(logits.shape[1]).run(arrays)
-    return np.asarray(tokens)
+    return drawn_by(compiled(logits.shape[1]), logits, *settings)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 7, 511, 512, 513, 5000])
-@pytest.mark.parametrize("filters", ["none", "top_k", "top_p", "min_p", "all"])
+@pytest.mark.parametrize("filters", FILTERS)
 def test_tokens_are_those_of_the_definition(vocabulary: int, filters: str) -> None:
-    rng, rows = np.random.default_rng(5), 24
-    logits = (rng.standard_normal((rows, vocabulary)) * 3).astype(np.float32)
-    logits[3] = np.round(logits[3])  # with many equal ones
-    logits[4, rng.random(vocabulary) < 0.7] = -np.inf
-    off = {"top_k": np.zeros(rows), "top_p": np.ones(rows), "min_p": np.zeros(rows)}
-    on = {
-        "top_k": rng.integers(1, vocabulary + 2, rows),
-        "top_p": rng.uniform(0, 1, rows),
-        "min_p": rng.uniform(0, 0.5, rows),
-    }
-    chosen = {name: (on if filters in (name, "all") else off)[name] for name in on}
-    values = [rng.random(rows), rng.uniform(0, 2, rows), *chosen.values()]
-    values[1][:5] = 0
-    exact = [np.asarray(x, np.int64 if i == 2 else np.float32) for i, x in enumerate(values)]
-    found, wanted = drawn(logits, *exact), sampled(logits, *exact)
-    # Where a draw falls on an edge, sums in another order or precision may decide otherwise.
-    assert np.mean(found != wanted) < 0.05
-    for row in np.flatnonzero(found != wanted):
-        chances = distribution(logits[row], *(float(x[row]) for x in exact[1:2]), 0, 1.0, 0.0)
-        assert chances[found[row]] > 0
+    check_draws(drawn, vocabulary, filters, rows=24)
 
 
-FILTERS = {
+FILTERED = {
     "temperature": {"temperature": 0.7},
     "top_k": {"top_k": 7},
     "top_p": {"top_p": 0.8},
@@ -69,13 +46,13 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", FILTERED)
 def test_draws_have_the_distribution_of_the_filters(name: str) -> None:
     """The chi-squared statistic of 100,000 draws, at p > 0.01."""
     count, vocabulary = 100_000, 60
     rng = np.random.default_rng(11)
     logits = rng.standard_normal(vocabulary).astype(np.float32) * 2
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | FILTERS[name]
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | FILTERED[name]
     chances = distribution(logits, **settings)
     repeated = [np.full(count, value) for value in settings.values()]
     tokens = drawn(np.tile(logits, (count, 1)), rng.random(count), *repeated)

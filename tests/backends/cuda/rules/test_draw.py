@@ -14,60 +14,25 @@ from ostinato.backends.cuda.rules.draw import Draw
 from ostinato.backends.cuda.target import CudaTarget
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.devices.registered import open_session
-from tests.token_sampling import distribution, sampled
+from tests.token_sampling import FILTERS, check_draws, drawn_by, sampling_graph
 
 Array = np.ndarray[Any, Any]
-
-SETTINGS = ("uniform", "temperature", "top_k", "top_p", "min_p")
-
-
-def graph(vocabulary: int) -> ost.Graph:
-    rows, g = ost.Variable("rows", 1, 64), ost.Graph("draws")
-    given = [g.input(name, (rows,), "int32" if name == "top_k" else "float32") for name in SETTINGS]
-    g.set_outputs([g.sample(g.input("logits", (rows, vocabulary)), *given)])
-    return g
 
 
 @functools.cache
 def compiled(vocabulary: int) -> ost.CompiledGraph:
-    return open_session("cudahost").compile(graph(vocabulary))
+    return open_session("cudahost").compile(sampling_graph(vocabulary, 64))
 
 
 def drawn(logits: Array, *settings: Any) -> Array:
-    arrays = {"logits": logits.astype(np.float32)}
-    for name, values in zip(SETTINGS, settings, strict=True):
-        dtype = np.int32 if name == "top_k" else np.float32
-        arrays[name] = np.broadcast_to(np.asarray(values, dtype), len(logits)).copy()
-    (tokens,) = compiled(logits.shape[1]).run(arrays)
-    return np.asarray(tokens)
+    return drawn_by(compiled(logits.shape[1]), logits, *settings)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 33, 1500, 20_000])
-@pytest.mark.parametrize("filters", ["none", "top_k", "top_p", "min_p", "all"])
+@pytest.mark.parametrize("filters", FILTERS)
 def test_tokens_are_those_of_the_definition(vocabulary: int, filters: str) -> None:
     """Flat rows have more weights that matter than a block lists."""
-    rng, rows = np.random.default_rng(5), 12
-    logits = (rng.standard_normal((rows, vocabulary)) * 3).astype(np.float32)
-    logits[3] = np.round(logits[3])  # with many equal ones
-    logits[4, rng.random(vocabulary) < 0.7] = -np.inf
-    logits[5] *= 0.01
-    logits[6] = 0
-    off = {"top_k": np.zeros(rows), "top_p": np.ones(rows), "min_p": np.zeros(rows)}
-    on = {
-        "top_k": rng.integers(1, vocabulary + 2, rows),
-        "top_p": rng.uniform(0, 1, rows),
-        "min_p": rng.uniform(0, 0.5, rows),
-    }
-    chosen = {name: (on if filters in (name, "all") else off)[name] for name in on}
-    values = [rng.random(rows), rng.uniform(0.2, 2, rows), *chosen.values()]
-    values[1][:2] = 0
-    exact = [np.asarray(x, np.int64 if i == 2 else np.float32) for i, x in enumerate(values)]
-    found, wanted = drawn(logits, *exact), sampled(logits, *exact)
-    # Where a draw falls on an edge, sums of another precision may decide otherwise.
-    assert np.sum(found != wanted) <= 1
-    for row in np.flatnonzero(found != wanted):
-        chances = distribution(logits[row], float(exact[1][row]), 0, 1.0, 0.0)
-        assert chances[found[row]] > 0
+    check_draws(drawn, vocabulary, filters, rows=12)
 
 
 def test_settings_at_their_ends() -> None:
@@ -103,5 +68,5 @@ def test_small_and_large_weights() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_it_compiles(arch: str) -> None:
-    (kernel,) = [k for k in kernels_of(graph(128_256)) if isinstance(k, Draw)]
+    (kernel,) = [k for k in kernels_of(sampling_graph(128_256, 64)) if isinstance(k, Draw)]
     compile_text(kernel.source(CudaTarget.of_arch(arch)), arch)
