@@ -16,7 +16,7 @@ __all__ = ["FILTERS", "check_draws", "distribution", "drawn_by", "sampled", "sam
 
 Array = np.ndarray[Any, Any]
 
-#: What `check_draws` filters by.
+#: The filters of `check_draws`.
 FILTERS = ("none", "top_k", "top_p", "min_p", "all")
 
 _SETTINGS = ("uniform", "temperature", "top_k", "top_p", "min_p")
