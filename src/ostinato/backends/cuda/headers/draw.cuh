@@ -53,11 +53,12 @@ struct drawing {
     unsigned lowest = 0, most = 0;  // of the words that there are, or that are listed
     bool is_listed = false;
 
-    // Words -------------------------------------------------------------------------------------------
+    // Words --------------------------------------------------------------------------------------
 
     // A weight that counts: what is not above 0 is 0.
     static unsigned word(float weight) {
-        return weight > 0 ? bits_as<unsigned>(::fminf(weight, number<float>::greatest_finite())) : 0;
+        const float most = number<float>::greatest_finite();
+        return weight > 0 ? bits_as<unsigned>(::fminf(weight, most)) : 0;
     }
 
     unsigned key(int token) const { return word(row[token]); }
@@ -106,10 +107,10 @@ struct drawing {
         second_factor = float_of((unsigned)(powers - half + 127) << 23);
     }
 
-    // Numbers of all threads --------------------------------------------------------------------------
+    // Numbers of all threads ---------------------------------------------------------------------
 
-    // Exchanges two numbers of each warp: a lane gets those of the warp of its number. Two exchanges
-    // in a row use different memory, so that none overwrites what others still read.
+    // Exchanges two numbers of each warp: a lane gets those of the warp of its number. Exchanges in
+    // a row use memory by turns, so that none overwrites what others still read.
     void exchange(wide& first, wide& second) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         wide(&parts)[2][warps] = kept.parts[turn];
@@ -142,7 +143,7 @@ struct drawing {
         return lane;
     }
 
-    // Tokens by weight --------------------------------------------------------------------------------
+    // Tokens by weight ---------------------------------------------------------------------------
 
     // The greatest weight's word, and the lowest token that has it.
     unsigned greatest(int& token) {
@@ -252,7 +253,7 @@ struct drawing {
         return found;
     }
 
-    // Tokens by number --------------------------------------------------------------------------------
+    // Tokens by number ---------------------------------------------------------------------------
 
     wide measured(const measure& by, unsigned own, int token) const {
         const bool equal = own == by.least;
@@ -260,9 +261,9 @@ struct drawing {
         return own > by.least || (equal && token <= by.last) ? mass(own) : 0;
     }
 
-    // The first token up to which a measure of tokens adds up to more than a share of the sum of all,
-    // or than a number of tokens where it counts; `count` if it does not. A warp has a part of the
-    // tokens, then a part of the part where that is, then a lane one of 32.
+    // The first token up to which a measure of tokens adds up to more than a share of the sum of
+    // all, or than a number of tokens where it counts; `count` if it does not. A warp has a part of
+    // the tokens, then a part of the part where that is, then a lane one of 32.
     OST_APART int first_beyond(const measure& by, double share, wide number) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         int begin = 0, end = count;
