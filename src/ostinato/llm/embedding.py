@@ -266,8 +266,8 @@ class Embedder(TextArguments):
     ) -> Array:
         """A vector for each text: float32 ``[n, d]``.
 
-        A vector does not depend on the other texts, to the bit. What is beyond the context is cut
-        off.
+        On the CPU, a vector does not depend on the other texts, to the bit. What is beyond the
+        context is cut off.
 
         Args:
             texts: any number.

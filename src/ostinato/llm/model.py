@@ -297,7 +297,7 @@ class LLM:
         dimensions: int | None = None,
         normalize: bool = True,
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """A vector for each text; it has the same bits whatever the other texts are.
+        """A vector for each text; on the CPU it has the same bits whatever the other texts are.
 
         Args:
             texts: any number. What is beyond the context is cut off.
