@@ -53,8 +53,8 @@ class _Request:
 class Engine:
     """Runs requests together: each step has rows of all that run.
 
-    A request's tokens and log-probabilities do not depend on the other requests, on the limits, or
-    on when it is submitted. All methods may be called from any thread.
+    On the CPU, a request's tokens and log-probabilities do not depend on the other requests, on the
+    limits, or on when it is submitted. All methods may be called from any thread.
 
     Args:
         step: the model's step, which this engine alone runs.
