@@ -32,6 +32,11 @@ class PointKernel(CudaKernel):
 
     @property
     @abstractmethod
+    def rows(self) -> Symbol:
+        """The axis of rows of queries."""
+
+    @property
+    @abstractmethod
     def point_axes(self) -> Sequence[Symbol]:
         """The axes of points, outermost first; none where points are not to be told apart."""
 
@@ -84,6 +89,10 @@ class AttentionKernel(PointKernel):
 
     def accesses(self) -> Iterator[Access]:
         return iter(()) if self.scratch is not None else self.spec.accesses()
+
+    @property
+    def rows(self) -> Symbol:
+        return self.spec.m
 
     @property
     def point_axes(self) -> Sequence[Symbol]:

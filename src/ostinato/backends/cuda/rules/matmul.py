@@ -14,7 +14,7 @@ from ostinato.backends.cuda.rules.narrow_channels import NarrowConvolution, is_n
 from ostinato.backends.cuda.rules.product import FEW_ROWS, FewRowsProduct, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
 from ostinato.dtypes import FLOAT16, INT8, INT32, UINT8
-from ostinato.ir.leaves import CONSTANT, PARAM, Leaf
+from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import cast, symbols_of
@@ -255,10 +255,10 @@ def bring_weight_into_memory(lowering: ProgramBuilder, region: Region, root: Nod
     Such as the elements of packed blocks: each run would decode them in every tile otherwise.
     """
     weight = root.inputs[1]
-    if root.op.name != "widening_matmul" or lowering.nested or not _follows_from_params(weight):
-        return
     while weight.node.op.name == "permute_dims" and weight not in lowering.stored:
         (weight,) = weight.node.inputs
+    if root.op.name != "widening_matmul" or lowering.nested or not _is_fixed(lowering, weight):
+        return
     build = lowering.builder(region)
     if not isinstance(build.at(weight, build.axes(weight.shape)), Load):
         lowering.copy(weight)
@@ -276,20 +276,6 @@ def _in_float16(lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
     nest = block_nest(build, symbols_of(indices), [store], lowering.variables)
     lowering.helper_call(value.node, "widen", build, nest)
     return buffer
-
-
-def _follows_from_params(value: Value) -> bool:
-    """Whether a value depends on params and constants alone."""
-    seen: set[Value] = set()
-    stack = [value]
-    while stack:
-        each = stack.pop()
-        if each not in seen and each.node.op not in (PARAM, CONSTANT):
-            if isinstance(each.node.op, Leaf):
-                return False
-            seen.add(each)
-            stack += each.node.inputs
-    return True
 
 
 def _is_fixed(lowering: ProgramBuilder, value: Value) -> bool:

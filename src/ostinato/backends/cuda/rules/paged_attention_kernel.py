@@ -64,6 +64,10 @@ class PagedAttentionKernel(PointKernel):
             yield from accesses_of_statements((self.spec.store,))
 
     @property
+    def rows(self) -> Symbol:
+        return self.spec.row
+
+    @property
     def point_axes(self) -> Sequence[Symbol]:
         return (self.spec.shared,) if max_extent(self.spec.row) == 1 else ()
 

@@ -15,8 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
-from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
-from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
+from ostinato.backends.cuda.rules.attention_kernel import PartsKernel, PointKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.lazy import LazyModule
@@ -137,7 +136,7 @@ class Ways:
             self._ways |= dict.fromkeys(own, Way.BLOCK)
             self._ways |= dict.fromkeys(others, Way.REPEATED)
             return
-        if isinstance(call.kernel, AttentionKernel | PagedAttentionKernel):
+        if isinstance(call.kernel, PointKernel):
             self._ways |= {buffer: Way.POLLED for buffer in own if self._is_polled(call, buffer)}
             return
         for buffer in own:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import MOST_PARAMETER_BYTES, TENSOR_MAP_BYTES
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
-from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
-from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
+from ostinato.backends.cuda.rules.attention_kernel import PartsKernel, PointKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings, simplified
 from ostinato.backends.cuda.rules.segment_steps import MOST_ARGUMENTS
@@ -159,10 +158,8 @@ def _is_small(call: Call) -> bool:
         small = _size(kernel.outer_axes) * inner <= _POINTS
     elif isinstance(kernel, Matmul):
         small = max_extent(kernel.m) <= _ROWS
-    elif isinstance(kernel, AttentionKernel):
-        small = max_extent(kernel.spec.m) <= _ROWS
-    elif isinstance(kernel, PagedAttentionKernel):
-        small = max_extent(kernel.spec.row) <= _ROWS
+    elif isinstance(kernel, PointKernel):
+        small = max_extent(kernel.rows) <= _ROWS
     elif isinstance(kernel, PartsKernel):
         small = max_extent(kernel.m) <= _ROWS
     elif isinstance(kernel, CudaTopK):
