@@ -63,3 +63,13 @@ def arrays_of(g: Graph, rows: int) -> dict[str, Array]:
     arrays["sequence"] = np.sort(rng.integers(0, sequences, rows)).astype(np.int32)
     arrays["position"] = rng.integers(0, pages * positions, rows).astype(np.int32)
     return arrays
+
+
+def blank_unread(arrays: dict[str, Array], window: int | None) -> None:
+    """NaN in all places of pools of 64 positions a block that no row attends to."""
+    seen = np.zeros(arrays["keys"].shape[:2], bool)
+    for sequence, position in zip(arrays["sequence"], arrays["position"], strict=True):
+        for p in range(0 if window is None else max(0, position - window + 1), position + 1):
+            seen[arrays["table"][sequence, p // 64], p % 64] = True
+    for pool in ("keys", "values"):
+        arrays[pool][~seen] = np.nan

@@ -16,7 +16,7 @@ from ostinato.ops.builder import Graph
 from ostinato.reference import evaluate
 from ostinato.variables import Variable
 from tests.backends.cpu.levels import across_levels
-from tests.paged_graphs import ROWS, arrays_of, attend
+from tests.paged_graphs import ROWS, arrays_of, attend, blank_unread
 
 Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
@@ -63,12 +63,7 @@ def test_blocks_and_places_that_no_row_attends_to_are_not_read(lowered: Lowered)
         arrays["sequence"][:] = [0, 1, 1, 2, 2]
         arrays["position"][:] = [400, 0, 1, 63, 64]
         (wanted,) = evaluate(g, arrays)
-        seen = np.zeros(arrays["keys"].shape[:2], bool)
-        for sequence, position in zip(arrays["sequence"], arrays["position"], strict=True):
-            for p in range(0 if window is None else max(0, position - window + 1), position + 1):
-                seen[arrays["table"][sequence, p // 64], p % 64] = True
-        for pool in ("keys", "values"):
-            arrays[pool][~seen] = np.nan
+        blank_unread(arrays, window)
         arrays["table"][1, 1:] = -(2**31)  # only what is needed is looked up
         (got,) = lowered(g, "host")(arrays)
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ from ostinato.plan.prepared import KernelCall
 from ostinato.reference import evaluate
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.devices.registered import open_session
-from tests.paged_graphs import arrays_of, attend
+from tests.paged_graphs import arrays_of, attend, blank_unread
 
 #: Few rows, or pools that are not for tensor cores.
 ROWS: list[dict[str, Any]] = [
@@ -104,12 +104,7 @@ def test_what_no_row_attends_to_is_not_read(
     arrays = arrays_of(g, rows)
     arrays["position"][:5] = [400, 0, 1, 63, 64]
     (wanted,) = evaluate(g, arrays)
-    seen = np.zeros(arrays["keys"].shape[:2], bool)
-    for sequence, position in zip(arrays["sequence"], arrays["position"], strict=True):
-        for p in range(0 if window is None else max(0, position - window + 1), position + 1):
-            seen[arrays["table"][sequence, p // 64], p % 64] = True
-    for pool in ("keys", "values"):
-        arrays[pool][~seen] = np.nan
+    blank_unread(arrays, window)
     (got,) = session.compile(g).run(arrays)
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
