@@ -14,7 +14,7 @@ from ostinato.backends.cuda.rules.draw import Draw
 from ostinato.backends.cuda.target import CudaTarget
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.devices.registered import open_session
-from tests.token_sampling import FILTERS, check_draws, drawn_by, sampling_graph
+from tests.token_sampling import FILTERS, check_draws, drawn_by, sampled, sampling_graph
 
 Array = np.ndarray[Any, Any]
 
@@ -49,6 +49,18 @@ def test_settings_at_their_ends() -> None:
     assert found.tolist() == [3, 1, 1, 3, 3, 3, 3, 3]
     rows = np.array([[-np.inf] * 6, [np.nan] * 6, [np.inf, 0, np.inf, 0, 0, 0]], np.float32)
     assert drawn(rows, [0.3, 0.3, 0.9], 1.0, 0, 1.0, 0.0).tolist() == [0, 0, 2]
+
+
+def test_many_small_weights_may_be_most_of_what_is_kept() -> None:
+    """Each is below those that a block lists, and their sum is above a fifth of all."""
+    logits = np.full((3, 33_000), -17 * np.log(2), np.float32)
+    logits[:, 7] = 0
+    settings = (np.array([0.1, 0.9, 0.999], np.float32), 1.0, 0, 0.99, 0.0)
+    found = drawn(logits, *settings)
+    exact = [np.full(3, x, np.int64 if i == 1 else np.float32) for i, x in enumerate(settings[1:])]
+    assert found[0] == 7
+    assert np.abs(found - sampled(logits, settings[0], *exact)).max() <= 2
+    assert found[2] > found[1] > 10_000
 
 
 def test_small_and_large_weights() -> None:

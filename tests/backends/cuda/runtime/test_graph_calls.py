@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -292,3 +293,14 @@ def test_later_runs_of_plans_launch_the_graph_and_nothing_else(
         plan.execute()
     plan.execute()
     np.testing.assert_array_equal(compiled.run({"x": X}, variables={"step": 0})[0], total + X)
+
+
+def test_native_runs_of_plans_are_counted(session: ost.Session, driver: HostDriver) -> None:
+    compiled = stepper(session)
+    executable: Any = compiled._execution.executable
+    counted: list[list[int]] = []
+    executable.program.on_run = lambda values: counted.append([*values])
+    for step in range(5):
+        compiled.plan.execute_with_vars({"step": step})
+    assert driver.count_of("launch_graph") == 4
+    assert counted == [[step] for step in range(5)]
