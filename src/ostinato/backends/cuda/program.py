@@ -107,13 +107,14 @@ class CudaProgram:
         self._problems = {step.failure: step.problem for step in steps if step.failure}
         loops = sum(step.control == ControlKind.LOOP for step in steps)
         self._words = len(sizes.variables) + loops
+        resets = self._decides or bool(self._problems)
         self._new_staging = partial(
             Staging,
             self._gpu,
             externals,
             self._words,
-            mapped_externals(steps, externals),
-            resets=self._decides or bool(self._problems),
+            mapped_externals(steps, externals, copies=resets or self._words > 0),
+            resets=resets,
         )
         self._staging = self._new_staging()
         self._pipeline: Pipeline | None = None

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Gpu
 
-__all__ = ["Staging"]
+__all__ = ["SMALL", "Staging"]
 
-#: The most bytes of an input or an output that is copied together with others.
-_SMALL = 1 << 16
+SMALL = 1 << 18
+"""The most bytes of an input or an output that is copied together with others."""
 
 #: Alignment of inputs and outputs, in bytes.
 _ALIGNMENT = 256
@@ -59,7 +59,7 @@ class _Layout:
         inputs_end = outputs = end
         offsets = []
         for number, external in enumerate(externals):  # inputs come first, outputs last
-            small = external.nbytes <= _SMALL and number not in mapped
+            small = external.nbytes <= SMALL and number not in mapped
             offsets.append(end if small else -1)
             end += _aligned(max(external.nbytes, 1)) if small else 0
             if not external.written:

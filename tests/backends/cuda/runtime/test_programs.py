@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.common.program_image import External, Slot
+from ostinato.backends.cuda.image import Step
+from ostinato.backends.cuda.mapped import mapped_externals
 from tests.devices.cuda_host.backend import HostToolchain
 from tests.devices.cuda_host.driver import HostDriver
 
@@ -93,6 +96,26 @@ def test_few_bytes_that_one_kernel_uses_stay_in_the_hosts_memory(
             (found,) = compiled.run({"x": X + step})
             np.testing.assert_allclose(found, np.exp((X + step) * np.float32(0.1)) + 1, rtol=1e-6)
             assert driver.count_of("copy") - before <= copies
+
+
+def test_inputs_beside_ones_that_are_copied_are_copied_with_them() -> None:
+    """One copy brings them all: reads over the bus would save nothing."""
+
+    def step(inputs: int, grid: int, *, cooperative: bool = False) -> Step:
+        arguments = tuple((len(Slot) + n, 0) for n in range(inputs))
+        launch = (grid, 128, 0, cooperative)
+        return Step("kernel", arguments, launch, reads=(1 << inputs) - 1)
+
+    small, large = (External(size, written=False, size="") for size in (16, 1 << 14))
+    for externals, grid, copies, found in (
+        ([small, small], 4, False, {0, 1}),
+        ([small, small], 4, True, set()),  # Variables are copied
+        ([small, large], 4, False, set()),
+        ([small, large], 1, False, {0, 1}),
+    ):
+        steps = [step(2, grid)]
+        assert mapped_externals(steps, externals, copies=copies) == found
+    assert not mapped_externals([step(2, 4, cooperative=True)], [small, small], copies=False)
 
 
 def test_bytes_that_many_blocks_read_are_copied(session: ost.Session, driver: HostDriver) -> None:
