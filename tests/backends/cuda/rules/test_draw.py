@@ -20,8 +20,8 @@ Array = np.ndarray[Any, Any]
 
 
 @functools.cache
-def compiled(vocabulary: int) -> ost.CompiledGraph:
-    return open_session("cudahost").compile(sampling_graph(vocabulary, 64))
+def compiled(vocabulary: int, device: str = "cudahost") -> ost.CompiledGraph:
+    return open_session(device).compile(sampling_graph(vocabulary, 64))
 
 
 def drawn(logits: Array, *settings: Any) -> Array:
@@ -31,8 +31,18 @@ def drawn(logits: Array, *settings: Any) -> Array:
 @pytest.mark.parametrize("vocabulary", [1, 2, 33, 1500, 20_000])
 @pytest.mark.parametrize("filters", FILTERS)
 def test_tokens_are_those_of_the_definition(vocabulary: int, filters: str) -> None:
-    """Flat rows have more weights that matter than a block lists."""
     check_draws(drawn, vocabulary, filters, rows=12)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 4100, 9000])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_blocks_draw_together(vocabulary: int, filters: str) -> None:
+    """Two blocks, which share a row where it is long, and draw from one after the other."""
+
+    def drawn_together(logits: Array, *settings: Any) -> Array:
+        return drawn_by(compiled(vocabulary, "cudagrids"), logits, *settings)
+
+    check_draws(drawn_together, vocabulary, filters, rows=8)
 
 
 def test_settings_at_their_ends() -> None:
@@ -52,7 +62,7 @@ def test_settings_at_their_ends() -> None:
 
 
 def test_many_small_weights_may_be_most_of_what_is_kept() -> None:
-    """Each is below those that a block lists, and their sum is above a fifth of all."""
+    """Their sum is above a fifth of all."""
     logits = np.full((3, 33_000), -17 * np.log(2), np.float32)
     logits[:, 7] = 0
     settings = (np.array([0.1, 0.9, 0.999], np.float32), 1.0, 0, 0.99, 0.0)

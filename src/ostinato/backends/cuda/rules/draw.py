@@ -1,7 +1,7 @@
-"""The kernel of ``draw``: a block chooses the token of a row, without sorting its weights.
+"""The kernel of ``draw``: a few blocks choose the token of a row, without sorting its weights.
 
-What filters keep is everything from some weight on. A block finds that weight bit by bit: it counts
-and sums up the weights that are at least so great, of the few that matter, which it has listed.
+What filters keep is everything from some weight on. Histograms find it: each block has a slice of
+the row, and they add up what they have counted.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING, ClassVar
 
-from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.abi import ARRIVED, Launch
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.render.frame import body_of
+from ostinato.dtypes import INT64
+from ostinato.ir.types import TensorType
+from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.whole_operands import lower_whole
 from ostinato.records import dataclass, replace
 from ostinato.variables import bounds
@@ -28,21 +31,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Draw", "lower_draw"]
 
-_THREADS = 1024
+_THREADS = 512
 
-#: Weights that a block lists, at most.
-_LISTED = 8 << 10
+#: Blocks that share a row, at most, each of which has so many weights at least; and those of all
+#: rows, where a row has several.
+_ROW_BLOCKS, _SLICE, _BLOCKS = 32, 2048, 128
+
+#: Rows that are drawn from at the same time, where each has one block.
+_ROWS = 512
 
 _BODY = Template("""\
-    typedef ost::drawing<$threads, $listed> drawing;
+    typedef ost::drawing<$threads, $blocks> drawing;
+    static_assert(drawing::words == $words, "the memory of a row");
     __shared__ drawing::shared kept;
-    for (long long row = own.x; row < rows; row += all.x) {
-        drawing drawn = {b$weights + row * $vocabulary, $vocabulary, kept};
-        const int token =
-            drawn.draw(b$uniform[row], b$top_k[row], b$top_p[row], b$min_p[row]);
-        if (threadIdx.x == 0) b$result[row] = token;
-        __syncthreads();
-    }
+    drawing drawn(kept, b$scratch, (unsigned*)(vars + $arrived));
+    drawn.draw(b$weights, $vocabulary, rows, b$uniform, b$top_k, b$top_p, b$min_p, b$result);
+    drawn.end_of_rows();
 """)
 
 
@@ -54,6 +58,9 @@ class Draw(CudaKernel):
         args: the buffers, in the order of the kernel's ``buffers``.
         operands: the positions of the node's operands.
         result: that of the tokens.
+        scratch: that of what blocks tell one another.
+        blocks: those that share a row.
+        together: rows that are drawn from at the same time, at most.
         rows: how many there are.
         vocabulary: weights of a row.
         variables: the graph's Variables in the order of ``vars``.
@@ -62,6 +69,9 @@ class Draw(CudaKernel):
     args: tuple[Arg, ...]
     operands: tuple[int, ...]
     result: int
+    scratch: int
+    blocks: int
+    together: int
     rows: Dim
     vocabulary: int
     variables: tuple[Symbol, ...] = ()
@@ -71,22 +81,27 @@ class Draw(CudaKernel):
     def describe(self, text: KernelText) -> None:
         text.line(0, f"draw from {self.vocabulary} weights, rows {text.dim(self.rows)}")
         text.head(self.args)
-        text.line(1, f"{self.operands} -> {self.result}")
+        text.line(1, f"{self.operands} -> {self.result}, {self.scratch}")
+        text.line(1, f"{self.together} rows of {self.blocks} blocks")
 
     def launch(self, target: CudaTarget) -> Launch:
-        return Launch(max(1, min(bounds(self.rows)[1], target.multiprocessors)), _THREADS)
+        grid = min(self.blocks * self.together, target.multiprocessors)
+        return Launch(grid, _THREADS, cooperative=self.blocks > 1)
 
     def source(self, target: CudaTarget) -> str:
         weights, uniform, top_k, top_p, min_p = self.operands
         text = _BODY.substitute(
             threads=_THREADS,
-            listed=_LISTED,
+            blocks=self.blocks,
+            words=_row_words(self.blocks),
+            arrived=ARRIVED,
             weights=weights,
             uniform=uniform,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             result=self.result,
+            scratch=self.scratch,
             vocabulary=self.vocabulary,
         )
         body = body_of(self, text, {"rows": self.rows}, _THREADS)
@@ -97,9 +112,30 @@ def lower_draw(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     """Lower a region around a ``draw`` node."""
     rows, vocabulary = root.inputs[0].shape
     assert isinstance(vocabulary, int)
+    most = max(1, bounds(rows)[1])
+    blocks = max(1, min(_ROW_BLOCKS, -(-vocabulary // _SLICE), _BLOCKS // most))
+    together = min(most, _BLOCKS // blocks if blocks > 1 else _ROWS)
+    type_ = TensorType(INT64, (together, _row_words(blocks)))
+    scratch = LoweredBuffer(type_, Role.TEMP, f"{root.label}.shared")
 
     def make(places: Places) -> Draw:
-        (result,) = places.results
-        return Draw(places.args, places.operands, result, rows, vocabulary, lowering.variables)
+        (result,), (memory,) = places.results, places.scratch
+        return Draw(
+            places.args,
+            places.operands,
+            result,
+            memory,
+            blocks,
+            together,
+            rows,
+            vocabulary,
+            lowering.variables,
+        )
 
-    lower_whole(lowering, region, root, make)
+    lower_whole(lowering, region, root, make, [scratch])
+
+
+def _row_words(blocks: int) -> int:
+    """Words of the memory of a row; see ``draw.cuh``."""
+    bins = (1, 1) if blocks == 1 else (2048, 1024)
+    return 5 * blocks + 2 * (bins[0] + 4 * bins[1])
