@@ -18,6 +18,13 @@ inline void prefetch(const void* from, int bytes, int number, int threads) {
         prefetch_line((const unsigned char*)from + i);
 }
 
+// Copies so many bytes from and to multiples of four: called like `prefetch`.
+inline void copy_bytes(void* to, const void* from, int bytes, int number, int threads) {
+    for (int i = number; i < bytes / 4; i += threads) ((unsigned*)to)[i] = ((const unsigned*)from)[i];
+    for (int i = bytes / 4 * 4 + number; i < bytes; i += threads)
+        ((unsigned char*)to)[i] = ((const unsigned char*)from)[i];
+}
+
 // Puts the place of this block in a part into its record: `record` has the number of the blocks that
 // share the part, of those that have work (0: each has all of it for itself), the first of them, and
 // how many have work. The first two become the blocks that share it, and the number of this one

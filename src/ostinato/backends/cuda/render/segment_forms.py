@@ -98,8 +98,10 @@ class _Forms:
         )
 
     def _lasts(self, position: int) -> bool:
-        """Whether no part writes an argument, and all of it is there in every run."""
+        """Whether no part writes an argument in memory, and all of it is there in every run."""
         segment = self.segment
+        if any(position == copied for copied, _ in segment.copied):
+            return False
         return not segment.args[position].writes and position not in segment.sized
 
     def _shares(self, part: Part, place: int) -> tuple[tuple[int, ...], int]:

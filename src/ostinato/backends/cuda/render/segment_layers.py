@@ -242,7 +242,7 @@ class SegmentLayers:
 
     def _addresses(self, found: Repetition, number: int, kept: dict[str, str]) -> list[str]:
         """Those of the arguments of a part, then of the packets of those that it receives."""
-        segment, addresses = self.layout.segment, []
+        segment, copied, addresses = self.layout.segment, self.layout.copied, []
         brought = self.layout.functions[number].brought
         of_layers = zip(*map(self._positions, found.like(number)), strict=True)
         for place, positions in enumerate(of_layers):
@@ -255,6 +255,8 @@ class SegmentLayers:
             offset = spaces[0].offset if len(spaces) == len(positions) else 0
             if held:  # at the same place in all layers
                 addresses.append(f"(memory + {self.layout.value_start + offset})")
+            elif positions[0] in copied and len(set(positions)) == 1:
+                addresses.append(f"(memory + {copied[positions[0]][0]})")
             elif len(spaces) == len(positions) and apart is not None:
                 packets = f"(unsigned char*)b{segment.packets} + (long long)layer * {apart}"
                 addresses.append(f"({kept.setdefault(packets, f'a{len(kept)}')} + {offset})")
@@ -265,6 +267,8 @@ class SegmentLayers:
                     at_record = (number - found.begin) * self.layout.width + ARGUMENTS + place
                     index = f"record[{at_record}]"
                 address = f"ost::in_global_memory(at[{index}])"
+                if copied.keys() & positions:
+                    address = f"at[{index}]"
                 addresses.append(kept.setdefault(address, f"a{len(kept)}"))
         return addresses
 

@@ -1,7 +1,7 @@
 """The layout of a segment: its functions, the shared memory of a block, and the launch.
 
-Shared memory has the addresses of all arguments, the records, the Variables, the values that every
-block has, the arrays of the part that runs, and the ring.
+Shared memory has the addresses of all arguments, the records, the Variables, copies of inputs, the
+values that every block has, the arrays of the part that runs, and the ring.
 """
 
 from __future__ import annotations
@@ -131,9 +131,19 @@ class SegmentLayout:
         return self.address_bytes + self.record_bytes
 
     @property
+    def copied(self) -> dict[int, tuple[int, int]]:
+        """The arguments that a block copies: their places in its memory, and their bytes."""
+        found, start = {}, self.variable_start + _whole(8 * len(self.segment.variables))
+        for position, nbytes in () if self.independent else self.segment.copied:
+            found[position] = start, nbytes
+            start += _whole(nbytes)
+        return found
+
+    @property
     def value_start(self) -> int:
         """Bytes before the values that the block has."""
-        return self.variable_start + _whole(8 * len(self.segment.variables))
+        copied = sum(_whole(nbytes) for _, nbytes in self.copied.values())
+        return self.variable_start + _whole(8 * len(self.segment.variables)) + copied
 
     def pool_start(self, part: Part) -> int:
         """Bytes before the arrays of a part: behind the values that the block has then."""

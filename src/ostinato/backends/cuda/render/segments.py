@@ -166,6 +166,10 @@ class _Renderer:
             f"    long long* const variables = (long long*)(memory + {layout.variable_start});",
             f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
             "        variables[i] = vars[i];",
+            *(
+                f"    ost::copy_bytes(memory + {place}, b{i}, {nbytes}, threadIdx.x, {block});"
+                for i, (place, nbytes) in layout.copied.items()
+            ),
             "    __syncthreads();",
             f"    for (int i = threadIdx.x; i < {len(layout.parts)}; i += {block})",
             f"        ost::find_place(records + i * {layout.width} + {PLACE});",
@@ -175,7 +179,11 @@ class _Renderer:
 
     def _addresses(self) -> list[str]:
         """Statements that bring the addresses of arguments into memory that has an index."""
-        found = [f"b{i}" for i in range(len(self.segment.args))]
+        copied = self.layout.copied
+        found = [
+            f"memory + {copied[i][0]}" if i in copied else f"b{i}"
+            for i in range(len(self.segment.args))
+        ]
         for space in self.segment.spaces:
             if space.kind is SpaceKind.PACKETS:
                 found.append(f"(unsigned char*)b{self.segment.packets} + {space.offset}")

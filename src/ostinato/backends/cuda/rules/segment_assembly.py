@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import compress, dropwhile
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,10 @@ __all__ = ["Assembly", "Segment", "SegmentSettings", "simplified"]
 
 #: Bytes of a weight that is brought into the cache in advance, at most.
 _FIXED_BYTES = 128 << 10
+
+#: Bytes of an input that blocks copy into their memory, and of all of them, at most; parts that
+#: read it, at least: the tables and positions of paged attention are read by every layer's.
+_COPIED_BYTES, _ALL_COPIED_BYTES, _READERS = 4 << 10, 8 << 10, 3
 
 #: Values in the shared memory of a block, and in packets, begin at multiples of this.
 _ALIGNMENT = 16
@@ -198,11 +203,28 @@ class Assembly:
             block_bytes,
             self._settings.one_block,
             _fixed(buffers) if self._settings.one_block else (),
+            self._copied(steps, buffers),
             frozenset(i for i, buffer in enumerate(buffers) if _is_sized(buffer)),
             variables,
             self._settings.layers,
         )
         return kernel, buffers, list(map(call_of, steps))
+
+    def _copied(
+        self, steps: Sequence[Step], buffers: Sequence[LoweredBuffer]
+    ) -> tuple[tuple[int, int], ...]:
+        """The positions and sizes of short inputs that several parts read."""
+        if self._settings.one_block or not self._settings.exchange:
+            return ()
+        readers = Counter(operand for step in steps for operand in {*step.operands})
+        found, room = [], _ALL_COPIED_BYTES
+        for position, buffer in enumerate(buffers):
+            plain = buffer.role is Role.INPUT and buffer.home is None and not _is_sized(buffer)
+            fits = 0 < buffer.nbytes <= min(room, _COPIED_BYTES)
+            if plain and fits and readers[buffer] >= _READERS:
+                found.append((position, buffer.nbytes))
+                room -= buffer.nbytes
+        return tuple(found)
 
     def _alone(self, steps: Sequence[Step]) -> set[Step]:
         """The products that are not one with others: their tiles are bound to those of others, or

@@ -96,6 +96,8 @@ class SegmentKernel(CudaKernel):
         alone: whether a single block runs all parts, one after the other.
         fixed: of a single block, the arguments whose contents no run changes, each with its bytes:
             they are brought into the cache before kernels in front of this one have ended.
+        copied: the arguments that every block copies into its memory first, each with its bytes,
+            as several parts read them.
         sized: the arguments whose sizes follow from Variables.
         variables: the graph's Variables in the order of ``vars``.
         layers: whether parts that repeat, layer by layer, are code that is looped over.
@@ -108,6 +110,7 @@ class SegmentKernel(CudaKernel):
     block_bytes: int = 0
     alone: bool = False
     fixed: tuple[tuple[int, int], ...] = ()
+    copied: tuple[tuple[int, int], ...] = ()
     sized: frozenset[int] = frozenset()
     variables: tuple[Symbol, ...] = ()
     layers: bool = True
@@ -126,6 +129,8 @@ class SegmentKernel(CudaKernel):
         text.head(self.args)
         for position, nbytes in self.fixed:
             text.line(1, f"b{position}: {nbytes} bytes in advance")
+        for position, nbytes in self.copied:
+            text.line(1, f"b{position}: {nbytes} bytes are copied")
         for position in sorted(self.sized):
             text.line(1, f"b{position}: of a size that follows from Variables")
         for number, space in enumerate(self.spaces, len(self.args)):
