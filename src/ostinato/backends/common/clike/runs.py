@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Statement
     from ostinato.variables.expr import Atom
 
-__all__ = ["begins_aligned", "loads_along"]
+__all__ = ["begins_aligned", "is_same", "loads_along"]
 
 
 def loads_along(
@@ -51,6 +51,13 @@ def begins_aligned(index: Dim, axis: Symbol, lanes: int) -> bool:
         if not run and (factor % lanes or any(_varies(a, axis, lanes) for a in monomial)):
             return False
     return runs == 1 and index.const % lanes == 0
+
+
+def is_same(index: Dim, axis: Symbol, lanes: int) -> bool:
+    """Whether an index is the same for all neighbours: see :func:`begins_aligned`."""
+    if isinstance(index, int):
+        return True
+    return not any(_varies(atom, axis, lanes) for monomial, _ in index.terms for atom in monomial)
 
 
 def _is_run(atom: Atom, axis: Symbol, lanes: int) -> bool:

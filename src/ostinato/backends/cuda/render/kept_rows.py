@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.clike.runs import loads_along
+from ostinato.backends.common.clike.runs import is_same, loads_along
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Load, Reduce, Store, extent_of, max_extent
 from ostinato.lower.loopir.views import linear_index
@@ -76,7 +76,7 @@ def kept_rows(
     for (extent, width), stages in groups.items():
         packs = -(-extent // (members * width))
         if len(stages) > 1 and packs <= _MOST_PACKS:
-            search = _Search(nest, stages, extent)
+            search = _Search(nest, stages, extent, width)
             if search.find(packs * width, most_bytes):
                 return KeptRows(
                     width,
@@ -98,6 +98,7 @@ class _Search:
         nest: the loops.
         stages: their numbers.
         extent: the elements of a row.
+        lanes: neighbours that a thread takes at once.
 
     Attributes:
         buffers: see :class:`KeptRows`, as are the others.
@@ -105,7 +106,7 @@ class _Search:
         temps: those of temps.
     """
 
-    def __init__(self, nest: LoopNest, stages: Sequence[int], extent: int) -> None:
+    def __init__(self, nest: LoopNest, stages: Sequence[int], extent: int, lanes: int) -> None:
         self._nest = nest
         self._column = Symbol("column", 0, extent - 1, extent)
         self._first_temp = len(nest.args)
@@ -118,6 +119,8 @@ class _Search:
         for number in stages:
             stage = nest.stages[number]
             for load in loads_along(stage.statements, stage.axes[0], dependences) or ():
+                if is_same(load.index, stage.axes[0], lanes):
+                    continue
                 self._loads.append((number, load, (load.buffer, self._at(load.index, stage))))
             for store in stage.statements:
                 if isinstance(store, Store):

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.kept_rows import KeptRows, kept_rows
-from ostinato.backends.cuda.render.packs import widest_pack
+from ostinato.backends.cuda.render.packs import may_take, widest_pack
 from ostinato.backends.cuda.render.transposes import TILE, TILE_THREADS, tile_axis
 from ostinato.backends.cuda.target import WARP
 from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.independence import have_any_order
-from ostinato.lower.loopir.nodes import Scan, max_extent
+from ostinato.lower.loopir.nodes import Scan, extent_of, max_extent
 from ostinato.lower.rules import gpu_nest
 from ostinato.lower.rules.gpu_nest import most_points, power_below, shares_points
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nest import LoopNest
@@ -150,6 +150,21 @@ def _stage_lanes(nest: LoopNest, target: CudaTarget) -> tuple[int, ...]:
     )
 
 
+def _even(nest: LoopNest, lanes: Sequence[int]) -> tuple[int, ...]:
+    """The lanes of stages, as many as those of others over as many points where that can be."""
+    dependences, found = Dependences(nest.stages), list(lanes)
+    for number, stage in enumerate(nest.stages):
+        alike = [
+            width
+            for other, width in zip(nest.stages, lanes, strict=True)
+            if width > 1 and list(map(extent_of, other.axes)) == list(map(extent_of, stage.axes))
+        ]
+        most = max(alike, default=1)
+        if 1 < lanes[number] < most and may_take(stage, stage.axes[0], most, dependences):
+            found[number] = most
+    return tuple(found)
+
+
 def _members(nest: LoopNest, target: CudaTarget, points: int, longest: int) -> int:
     """The threads that share an outer point: a power of two."""
     if longest <= _SHORT or not shares_points(nest):
@@ -209,6 +224,8 @@ def _rows(nest: LoopNest, target: CudaTarget, points: int, members: int, groups:
     if target.kept_rows:
         most = _KEPT_BYTES_OF_PART if target.block else _KEPT_BYTES
         kept = kept_rows(nest, lanes, members, most)
+        if kept is None and (kept := kept_rows(nest, _even(nest, lanes), members, most)):
+            lanes = _even(nest, lanes)
     elsewhere = kept.temps if kept is not None else {}
     row = temp_bytes(t for i, t in enumerate(nest.temps, len(nest.args)) if i not in elsewhere)
     limit = max(_MODERATE_SHARED, row)

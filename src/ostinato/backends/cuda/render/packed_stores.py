@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.backends.common.clike.runs import loads_along
+from ostinato.backends.common.clike.runs import is_same, loads_along
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.packs import widest_pack
@@ -78,6 +78,8 @@ def packed_stores(
 
     loads = []
     for load in loads_along(stores, results.column, _dependences(stores)) or ():
+        if is_same(load.index, results.column, lanes):
+            continue
         name, type_ = writer.fresh("w"), pack(load.buffer)
         writer.line(
             f"const {type_} {name} = {type_}::load(b{load.buffer} + {point.index(load.index)});"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.clike.runs import begins_aligned, loads_along
+from ostinato.backends.common.clike.runs import begins_aligned, is_same, loads_along
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.common.clike.statements import interleaves
 from ostinato.lower.loopir.dependences import roots
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Symbol
 
-__all__ = ["KeptPacks", "pack_type", "packed_body", "widest_pack"]
+__all__ = ["KeptPacks", "may_take", "pack_type", "packed_body", "widest_pack"]
 
 #: Bytes of the widest access, and of the narrowest that is worth the trouble.
 _WIDEST, _NARROWEST = 16, 4
@@ -54,30 +54,50 @@ _NO_PACKS = KeptPacks({}, {}, frozenset())
 def widest_pack(
     stage: Stage, axis: Symbol, dtypes: Sequence[DType], dependences: Dependences
 ) -> int:
-    """The neighbours along ``axis`` that a thread may take at once; 1 where it may not.
-
-    All elements that differ along the axis have to be neighbours that begin at an aligned place.
-    """
+    """The neighbours along ``axis`` that a thread may take at once; 1 where it may not."""
     statements = stage.statements
-    if interleaves(statements) or reads_its_writes(statements):
-        return 1
-    stores = [s for s in statements if isinstance(s, Store)]
-    plain = all(s.update == "set" and not s.conditions and not s.bindings for s in stores)
-    if not plain or len({s.buffer for s in stores}) < len(stores):
-        return 1
     loads = loads_along(statements, axis, dependences)
-    if loads is None or any(isinstance(s, Scan) for s in statements) or not (loads or stores):
+    if loads is None:
         return 1
-    accesses = [(load.index, dtypes[load.buffer]) for load in loads]
-    accesses += [(store.index, dtypes[store.buffer]) for store in stores]
-    sizes = [dtype.itemsize for _, dtype in accesses]
+    # Elements that are the same for some neighbours do not say for how many.
+    buffers = [load.buffer for load in loads if begins_aligned(load.index, axis, 1)]
+    buffers += [store.buffer for store in _stores(stage)]
+    sizes = [dtypes[buffer].itemsize for buffer in buffers]
+    if not sizes:
+        return 1
     lanes = min(_WIDEST // min(sizes), _MOST_LANES)
-    while lanes > 1 and not (
-        remainder(extent_of(axis), lanes) == 0
-        and all(begins_aligned(index, axis, lanes) for index, _ in accesses)
-    ):
+    while lanes > 1 and not may_take(stage, axis, lanes, dependences):
         lanes //= 2
     return lanes if lanes * min(sizes) >= _NARROWEST else 1
+
+
+def may_take(stage: Stage, axis: Symbol, lanes: int, dependences: Dependences) -> bool:
+    """Whether a thread may take so many neighbours along ``axis`` at once.
+
+    All elements that it reads have to be neighbours that begin at an aligned place, or the same for
+    all of them; those that it writes, neighbours.
+    """
+    statements, stores = stage.statements, _stores(stage)
+    if interleaves(statements) or reads_its_writes(statements):
+        return False
+    plain = all(s.update == "set" and not s.conditions and not s.bindings for s in stores)
+    if not plain or len({s.buffer for s in stores}) < len(stores):
+        return False
+    loads = loads_along(statements, axis, dependences)
+    if loads is None or any(isinstance(s, Scan) for s in statements):
+        return False
+    return (
+        remainder(extent_of(axis), lanes) == 0
+        and all(begins_aligned(store.index, axis, lanes) for store in stores)
+        and all(
+            begins_aligned(load.index, axis, lanes) or is_same(load.index, axis, lanes)
+            for load in loads
+        )
+    )
+
+
+def _stores(stage: Stage) -> list[Store]:
+    return [s for s in stage.statements if isinstance(s, Store)]
 
 
 def packed_body(
@@ -107,13 +127,16 @@ def packed_body(
     writer, scalars, dependences = code.writer, code.scalars, code.dependences
     base = scope.child({axis: first})
     loads = loads_along(stage.statements, axis, dependences)
-    stores = [s for s in stage.statements if isinstance(s, Store)]
+    stores = _stores(stage)
     assert loads is not None
     starts = [root for statement in stage.statements for root in roots(statement)]
     scalars.hoist(starts, base, frozenset((axis,)))
     packs: list[tuple[Load, str]] = []
     loaded: set[str] = set()
     for load in loads:
+        if is_same(load.index, axis, lanes):
+            base.values[id(load)] = scalars.value(load, base)
+            continue
         pack, own = pack_type(code, load.buffer, lanes), kept.loads.get(id(load))
         name = own or writer.fresh("w")
         if own is None or (id(load) in kept.absent and own not in loaded):
