@@ -23,7 +23,7 @@ from ostinato.llm.generation import Generation
 from ostinato.llm.grammar import Grammar
 from ostinato.llm.sampling import Sampling
 from ostinato.records import replace
-from tests.llm.toy import END, VOCABULARY, Limits, ToyStep, engine
+from tests.llm.toy import END, VOCABULARY, LateStep, Limits, ToyStep, engine
 
 
 def alone(request: Request) -> Generation:
@@ -58,9 +58,9 @@ def settled(own: Engine) -> None:
     assert stats.blocks_used == stats.blocks_cached
 
 
-@pytest.fixture
-def toy() -> Iterator[Engine]:
-    own = engine()
+@pytest.fixture(params=[ToyStep, LateStep])
+def toy(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    own = engine(request.param())
     yield own
     own.close()
 
@@ -155,7 +155,7 @@ def test_any_guesses_leave_the_answers_as_they_are(data: st.DataObject) -> None:
 @given(st.data())
 def test_any_mix_of_requests_gives_the_answers_of_each_alone(data: st.DataObject) -> None:
     asked = data.draw(st.lists(requests(), min_size=1, max_size=7))
-    step = ToyStep(
+    step = data.draw(st.sampled_from([ToyStep, LateStep]))(
         Limits(
             blocks=data.draw(st.sampled_from([6, 9, 24])),
             sequences=data.draw(st.integers(1, 4)),
@@ -225,8 +225,9 @@ def test_answers_of_one_request_share_its_prompt() -> None:
     assert sum(rows for rows, _, _ in step.runs) == 100 + 3 + 4 * 4
 
 
-def test_preempted_requests_have_the_tokens_of_others() -> None:
-    own = engine(ToyStep(Limits(blocks=6)))
+@pytest.mark.parametrize("kind", [ToyStep, LateStep])
+def test_preempted_requests_have_the_tokens_of_others(kind: type[ToyStep]) -> None:
+    own = engine(kind(Limits(blocks=6)))
     asked = [Request([i] * 50, Sampling(max_tokens=200, seed=i, ignore_eos=True)) for i in range(4)]
     found = [ticket.result(60) for ticket in [own.submit(request) for request in asked]]
     assert own.stats().preempted > 0
@@ -234,6 +235,74 @@ def test_preempted_requests_have_the_tokens_of_others() -> None:
     own.close()
     for request, answer in zip(asked, found, strict=True):
         same(answer, alone(request))
+
+
+def test_steps_of_growing_answers_are_started_ahead() -> None:
+    step = LateStep()
+    own = engine(step)
+    try:
+        plain = Request([1, 2], Sampling(max_tokens=40, temperature=0.7, seed=2, ignore_eos=True))
+        same(own.submit(plain).result(9), alone(plain))
+        assert step.starts == 38  # not that of the prompt, and that behind it, whose rows are new
+        settled(own)
+        for changed in (
+            {"logprobs": 0},
+            {"grammar": Grammar.choice(["even"])},
+            {"presence_penalty": 0.5},
+            {"logit_bias": {3: -np.inf}},
+            {"min_tokens": 40},
+        ):
+            request = Request([1, 2], replace(plain.sampling, **changed))
+            before = step.starts
+            same(own.submit(request).result(9), alone(request))
+            assert step.starts == before
+    finally:
+        own.close()
+
+
+def test_answers_that_end_while_their_next_step_runs() -> None:
+    """By a stop that the text shows, and by a call from another thread."""
+    step = LateStep()
+    own = engine(step)
+    try:
+        long = Sampling(max_tokens=300, temperature=0, ignore_eos=True)
+        text = own.submit(Request([1, 2], long)).result(9).text
+        stopped = Request([1, 2], replace(long, stop=(text[5:9],)))
+        others = [Request([n], replace(long, max_tokens=n * 20)) for n in (1, 2, 3)]
+        tickets = [own.submit(request) for request in (stopped, *others)]
+        for request, ticket in zip((stopped, *others), tickets, strict=True):
+            same(ticket.result(9), alone(request))
+        settled(own)
+        ticket = own.submit(Request([4], long))
+        while step.started is None:
+            time.sleep(0)
+        ticket.cancel()
+        ended = ticket.result(9)
+        assert ended.tokens == alone(Request([4], long)).tokens[: len(ended.tokens)]
+        settled(own)
+        own.submit(Request([5], long))
+        while step.started is None:
+            time.sleep(0)
+    finally:
+        own.close()
+    assert step.started is None
+
+
+def test_a_step_that_fails_ahead_fails_its_requests() -> None:
+    step = LateStep()
+    own = engine(step)
+    try:
+        request = Request([4], Sampling(max_tokens=300, temperature=0, ignore_eos=True))
+        ticket = own.submit(request)
+        while step.starts < 3:
+            time.sleep(0)
+        step.failing = True
+        with pytest.raises(ost.OstinatoError, match="a step failed: RuntimeError: injected"):
+            ticket.result(9)
+        same(own.submit(request).result(9), alone(request))
+        settled(own)
+    finally:
+        own.close()
 
 
 def test_recurrent_models_reuse_saved_states() -> None:

@@ -12,6 +12,7 @@ import pytest
 import ostinato as ost
 from ostinato.errors import InputError
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
+from ostinato.llm.engine.requests import Request
 from ostinato.llm.step import StepGraph
 from ostinato.llm.step_sizes import StepLimits
 from ostinato.plan.device_array import DeviceArray
@@ -70,6 +71,32 @@ def test_a_model_answers_as_on_the_cpu(tmp_path: Path) -> None:
         answers.append([found.tokens, *(other.tokens for other in found.alternatives)])
         assert len(found.logprobs) == len(found.tokens)
     assert answers[0] == answers[1]
+
+
+def test_steps_are_started_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three answers, of which one ends before the others: steps of other sizes come then."""
+    folder, answers, started = write_llm(tmp_path), [], []
+    start = StepGraph.start
+
+    def counted(step: StepGraph, rows: int, picks: int, adjustments: int) -> None:
+        start(step, rows, picks, adjustments)
+        started.append(step._started is not None)
+
+    monkeypatch.setattr(StepGraph, "start", counted)
+    requests = [("+,-./", 9), ("abc", 4), ("+,-", 9)]
+    for device in ("cpu", "cudahost"):
+        with (
+            registered(cudahost="tests.devices.cuda_host.backend:CudaHostBackend"),
+            ost.llm.load(folder, device=device, context=64, sequences=3) as model,
+        ):
+            engine = model.engine()
+            tickets = [
+                engine.submit(Request(prompt, ost.llm.Sampling(seed=3, max_tokens=most)))
+                for prompt, most in requests
+            ]
+            answers.append([ticket.result(60).tokens for ticket in tickets])
+    assert answers[0] == answers[1]
+    assert sum(started) > 3  # those that were not are the first ones of their sizes
 
 
 def test_free_memory_is_that_of_the_gpu(cuda: ost.Session) -> None:

@@ -6,8 +6,10 @@ position, copy or reuse changes the tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +110,8 @@ def sample(logits, uniform, temperature, top_k, top_p, min_p) -> int:
 class ToyPools:
     """Memory of the step: blocks of both kinds, and a state of each slot."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, settle: Callable[[], None] = lambda: None) -> None:
+        self.settle = settle
         self.blocks = {
             "block": np.full((limits.blocks, BLOCK_TOKENS), -7, np.int64),
             "window": np.full((limits.window_blocks, BLOCK_TOKENS), -7, np.int64),
@@ -116,12 +119,15 @@ class ToyPools:
         self.states = np.zeros(limits.sequences, np.int64)
 
     def copy_block(self, source: int, target: int, kind: str = "block") -> None:
+        self.settle()
         self.blocks[kind][target] = self.blocks[kind][source]
 
     def read_block(self, block: int, kind: str = "block") -> bytes:
+        self.settle()
         return self.blocks[kind][block].tobytes()
 
     def write_block(self, block: int, data: bytes, kind: str = "block") -> None:
+        self.settle()
         self.blocks[kind][block] = np.frombuffer(data, np.int64)
 
     def save_slot(self, sequence: int) -> int:
@@ -249,6 +255,46 @@ class ToyStep:
         pass
 
 
+class LateStep(ToyStep):
+    """The same on a device that computes while the host goes on: as late as it may.
+
+    A step that was started has the inputs of that moment, and computes when it is waited for.
+    """
+
+    def __init__(self, limits: Limits | None = None, **how: Any) -> None:
+        super().__init__(limits, **how)
+        self.pools.settle = self.finish
+        self.started: tuple[dict[str, np.ndarray], tuple[int, int, int]] | None = None
+        self.starts = 0
+
+    def run(self, rows: int, picks: int, adjustments: int) -> None:
+        assert self.started is None
+        super().run(rows, picks, adjustments)
+
+    def start(self, rows: int, picks: int, adjustments: int) -> None:
+        assert self.started is None
+        given = {n: a.copy() for n, a in vars(self.inputs).items() if a is not None}
+        self.started = given, (rows, picks, adjustments)
+        self.starts += 1
+        self.outputs.token[:] = -5
+        self.outputs.logits[:] = np.nan
+        for array in (self.inputs.tokens, self.inputs.position, self.inputs.sequence):
+            array[:rows] = -9
+
+    def finish(self) -> None:
+        if self.started is None:
+            return
+        (given, sizes), self.started = self.started, None
+        before = {name: getattr(self.inputs, name).copy() for name in given}
+        for name, array in given.items():
+            getattr(self.inputs, name)[:] = array
+        try:
+            super().run(*sizes)
+        finally:
+            for name, array in before.items():
+                getattr(self.inputs, name)[:] = array
+
+
 def prepare(request: Request) -> PreparedRequest:
     """A request whose prompt is token ids; the grammar of any is :class:`EvenTokens`."""
     sampling = request.sampling
@@ -265,4 +311,5 @@ def engine(step: ToyStep | None = None, proposer=None, **settings) -> Engine:
     """An engine on a toy model."""
     step = step or ToyStep()
     cache = KVCache(step, recurrent=step.recurrent, window=step.window)
-    return Engine(step, cache, prepare, EngineSettings(**settings), proposer=proposer)
+    ahead = step if isinstance(step, LateStep) else None
+    return Engine(step, cache, prepare, EngineSettings(**settings), proposer=proposer, ahead=ahead)

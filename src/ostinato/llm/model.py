@@ -385,7 +385,14 @@ class LLM:
                 current.close()
             settings = EngineSettings(**limits)
             step, cache = self._steps()
-            self._engine = Engine(step, cache, self._prepare, settings, proposer=self._proposer())
+            self._engine = Engine(
+                step,
+                cache,
+                self._prepare,
+                settings,
+                proposer=self._proposer(),
+                ahead=step if step.runs_ahead else None,
+            )
             return self._engine
 
     def close(self) -> None:

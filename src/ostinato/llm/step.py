@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,20 @@ _SIZES: Final = ("rows", "picks", "adjustments")
 
 #: Calls that are kept, one for each combination of sizes.
 _KEPT_CALLS: Final = 256
+
+
+class _Call(NamedTuple):
+    """A step of some sizes.
+
+    Attributes:
+        run: runs it.
+        start: starts it, if it can be started; whether it could this time.
+        finish: waits for it.
+    """
+
+    run: Callable[[], None]
+    start: Callable[[], bool] = lambda: False
+    finish: Callable[[], None] = lambda: None
 
 
 class StepGraph:
@@ -143,17 +157,21 @@ class StepGraph:
         self.inputs.adjust_repetition[:] = 1
         self.inputs.allowed[:] = 0xFFFFFFFF
         self.inputs.top_p[:] = 1
+        self._started: _Call | None = None
         self.outputs = StepOutputs(
             token=np.zeros(limits.picks, np.int32),
             logprob=np.zeros(limits.picks, np.float32),
             logits=compiled.zeros((limits.picks, config.vocabulary), "float32"),
         )
-        self._states, self.pools = states, StepPools(states, limits, compiled.zeros, most)
+        self._states, self.pools = (
+            states,
+            StepPools(states, limits, compiled.zeros, most, self.finish),
+        )
         self._compiled: CompiledGraph | None = compiled
         arrays = {**given, **self.pools.arrays}
         self._buffers = [arrays[name] for name in compiled.inputs]
         self._prepared = compiled.prepare_run([array.shape for array in self._buffers])
-        self._calls: OrderedDict[tuple[int, int, int], Callable[[], None]] = OrderedDict()
+        self._calls: OrderedDict[tuple[int, int, int], _Call] = OrderedDict()
         self._policy = policy
         self._residency = None if policy is None else _residency(compiled, policy)
 
@@ -178,6 +196,11 @@ class StepGraph:
             raise PlanError("the step was closed")
         return self._compiled
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the device computes a step that was started while the host goes on."""
+        return self._padding is not None
+
     def run(self, rows: int, picks: int, adjustments: int) -> None:
         """Run on the first rows of the inputs, and write the first rows of the outputs.
 
@@ -191,17 +214,47 @@ class StepGraph:
             ModelFormatError: experts could not be read from their files.
             PlanError: the step was closed.
         """
-        key = rows, picks, adjustments
-        call = self._calls.get(key)
-        if call is None:
-            call = self._call(key)
-        else:
-            self._calls.move_to_end(key)
-        call()
+        self.finish()
+        self._of_sizes(rows, picks, adjustments).run()
         if self._residency is not None:
             self._residency.after_run()
 
-    def _call(self, key: tuple[int, int, int]) -> Callable[[], None]:
+    def start(self, rows: int, picks: int, adjustments: int) -> None:
+        """Have the device run as :meth:`run` does; outputs are written by :meth:`finish`.
+
+        Inputs may be written again at once. Where the device does not run ahead, or the sizes are
+        new, it runs here.
+
+        Raises:
+            OstinatoError: as :meth:`run`.
+        """
+        self.finish()
+        call = self._of_sizes(rows, picks, adjustments)
+        if self._residency is None and call.start():
+            self._started = call
+        else:
+            self.run(rows, picks, adjustments)
+
+    def finish(self) -> None:
+        """Wait for the step that was started, if one was; what uses its memory does that.
+
+        Raises:
+            OstinatoError: the device failed.
+        """
+        started, self._started = self._started, None
+        if started is not None:
+            started.finish()
+
+    def _of_sizes(self, *key: int) -> _Call:
+        """The call for a number of rows, picks and adjustments."""
+        rows, picks, adjustments = key
+        call = self._calls.get((rows, picks, adjustments))
+        if call is None:
+            return self._call((rows, picks, adjustments))
+        self._calls.move_to_end((rows, picks, adjustments))
+        return call
+
+    def _call(self, key: tuple[int, int, int]) -> _Call:
         """A call for sizes that are new; the one used longest ago makes room for it."""
         for name, value in zip(_SIZES, key, strict=True):
             most = getattr(self.limits, name)
@@ -211,26 +264,28 @@ class StepGraph:
         sizes = key if padding is None else padding.sizes(*key)
         call = self._calls.get(sizes) or self._bind(sizes)
         if padding is not None and sizes != key:
-            call = partial(padding.run, call, self.inputs, key, sizes)
+            given = self.inputs, key, sizes
+            run = partial(padding.run, call.run, *given)
+            call = _Call(run, partial(padding.run, call.start, *given), call.finish)
         self._calls[key] = call
         if len(self._calls) > _KEPT_CALLS:
             self._calls.popitem(last=False)
         return call
 
-    def _bind(self, wanted: tuple[int, int, int]) -> Callable[[], None]:
-        """A call for a number of rows, picks and adjustments."""
+    def _bind(self, wanted: tuple[int, int, int]) -> _Call:
+        """A call for sizes that the graph is compiled for."""
         graph = self._graph
         sizes = replace(self._most, **dict(zip(_SIZES, wanted, strict=True)))
         results = [getattr(self.outputs, name) for name in field_names(self.outputs)]
         if (prepared := self._prepared) is not None:
             values = tuple(getattr(sizes, name) for name in prepared.names)
-            call = prepared.bind([*self._buffers, *results], values)
-        else:
-            types = input_types(sizes, self.config)
-            given = dict(zip(graph.inputs, self._buffers, strict=True))
-            given |= {name: given[name][: shape[0]] for name, (shape, _) in types.items()}
-            call = graph.bind(given, [_first_rows(array, wanted[1]) for array in results])
-        return call
+            return _Call(prepared.bind([*self._buffers, *results], values))
+        types = input_types(sizes, self.config)
+        given = dict(zip(graph.inputs, self._buffers, strict=True))
+        given |= {name: given[name][: shape[0]] for name, (shape, _) in types.items()}
+        call: Any = graph.bind(given, [_first_rows(array, wanted[1]) for array in results])
+        startable = self.runs_ahead and hasattr(call, "start")
+        return _Call(call, call.start, call.finish) if startable else _Call(call)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -243,6 +298,7 @@ class StepGraph:
 
     def close(self) -> None:
         """Give back all memory; from now on :meth:`run` raises :class:`PlanError`."""
+        self.finish()
         self._calls.clear()
         self.pools.release()
         self._buffers, self._prepared = [], None

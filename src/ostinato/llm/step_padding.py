@@ -6,7 +6,7 @@ they are those of a sequence that has no blocks, so that what they write goes no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ostinato.llm.step_sizes import StepInputs, StepLimits
 
 __all__ = ["StepPadding", "rounded_up"]
+
+R = TypeVar("R")
 
 Array = np.ndarray[Any, Any]
 
@@ -66,15 +68,15 @@ class StepPadding:
 
     def run(
         self,
-        call: Callable[[], None],
+        call: Callable[[], R],
         inputs: StepInputs,
         used: tuple[int, int, int],
         sizes: tuple[int, int, int],
-    ) -> None:
-        """Run a call with inputs behind those that are used; these are as before then.
+    ) -> R:
+        """Run or start a call with inputs behind those that are used; these are as before then.
 
         Args:
-            call: a step of ``sizes``.
+            call: runs or starts a step of ``sizes``, and has read its inputs then.
             inputs: its arrays.
             used, sizes: rows, picks and adjustments.
         """
@@ -90,7 +92,7 @@ class StepPadding:
         for part, value in filled:
             part[:] = value
         try:
-            call()
+            return call()
         finally:
             for (part, _), before in zip(filled, kept, strict=True):
                 part[:] = before

@@ -33,6 +33,7 @@ class StepPools:
         limits: of its steps: the number of blocks and of sequences.
         zeros: makes an array of a shape and a dtype in the memory that steps use.
         room: the limits that arrays have room for, if that is more.
+        settle: called before arrays are read or written.
 
     Attributes:
         arrays: of each state, by name; ``DeviceArray`` on a GPU.
@@ -44,8 +45,9 @@ class StepPools:
         limits: StepLimits,
         zeros: Callable[[tuple[Any, ...], DType], Any],
         room: StepLimits | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        self._states, self._limits = states, limits
+        self._states, self._limits, self._settle = states, limits, settle
         sizes = StepSizes.most(room or limits)
         self.arrays: dict[str, Any] = {
             name: zeros(sizes.of_state(state), state.dtype) for name, state in states.items()
@@ -122,6 +124,7 @@ class StepPools:
         return self._arrays("slot")
 
     def _arrays(self, kind: str) -> list[Any]:
+        self._settle()
         return [array for n, array in self.arrays.items() if self._states[n].kind == kind]
 
     @staticmethod

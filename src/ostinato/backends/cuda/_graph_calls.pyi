@@ -89,3 +89,20 @@ class GraphCall:
     def __new__(cls, slowly: Callable[[], GraphRun | None], commands: object) -> GraphCall: ...
     def __call__(self) -> None:
         """Take the call's turn in the order of submissions, run, and wait."""
+
+    def start(self) -> bool:
+        """Take the call's turn and launch it, without waiting.
+
+        Inputs may be written from then on; outputs have their values after :meth:`finish`. What
+        touches the same memory waits for that, even if it is this thread's: it would wait for ever.
+
+        Returns:
+            Whether it could. Else nothing has happened: the call is no :class:`GraphRun` yet, may
+            be recorded, or is made within a submission.
+
+        Raises:
+            RuntimeError: it has been started, and not finished.
+        """
+
+    def finish(self) -> None:
+        """Wait for the call that was started, if one was."""

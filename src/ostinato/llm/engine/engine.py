@@ -29,7 +29,7 @@ from ostinato.records import replace
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from ostinato.llm.engine.interfaces import Step
+    from ostinato.llm.engine.interfaces import AheadStep, Step
     from ostinato.llm.engine.kv_cache import KVCache
     from ostinato.llm.engine.requests import Listener, PreparedRequest, Request
     from ostinato.llm.engine.scheduler import Proposer
@@ -62,6 +62,7 @@ class Engine:
         prepare: makes a request ready for the step: its tokens, and the formats of its answer.
         settings: limits.
         proposer: speculation.
+        ahead: the step, if the device computes while the host goes on.
 
     Raises:
         InputError: ``step_rows`` is above the step's bound.
@@ -75,6 +76,7 @@ class Engine:
         settings: EngineSettings,
         *,
         proposer: Proposer | None = None,
+        ahead: AheadStep | None = None,
     ) -> None:
         if settings.step_rows > step.limits.rows:
             raise InputError(
@@ -93,6 +95,7 @@ class Engine:
             prefill_rows=settings.prefill_rows,
             policy=settings.policy,
             proposer=proposer,
+            ahead=ahead,
         )
         self._wake = Condition()
         # What other threads hand over, guarded by the condition's lock.
@@ -344,6 +347,7 @@ class Engine:
                 if waiting != self._queued:
                     self._queued = waiting
                     self._wake.notify_all()
+        scheduler.settle()
 
     def _hand_over(self) -> bool:
         """Take in what other threads have handed over; ``False`` at the end."""

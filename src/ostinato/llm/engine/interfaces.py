@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_TOKENS",
+    "AheadStep",
     "AnswerText",
     "Step",
     "StepArrays",
@@ -124,6 +125,18 @@ class Step(Protocol):
     def pools(self) -> StepMemory: ...
     def run(self, rows: int, picks: int, adjustments: int) -> None: ...
     def close(self) -> None: ...
+
+
+class AheadStep(Protocol):
+    """The same step, on a device that computes while the host goes on."""
+
+    def start(self, rows: int, picks: int, adjustments: int) -> None:
+        """Begin a run; its inputs may be written again at once."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for the run that was started, if one was; its outputs are there then."""
+        ...
 
 
 class TextPart(Protocol):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
 
 from ostinato.errors import OstinatoError
 from ostinato.llm.engine.kv_cache import SAVED_TOKENS, KVCache
@@ -15,7 +18,7 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ostinato.llm.engine.interfaces import Step
+    from ostinato.llm.engine.interfaces import AheadStep, Step
     from ostinato.llm.engine.sequence import Sequence
 
 __all__ = ["Counters", "Proposer", "Scheduler"]
@@ -67,6 +70,8 @@ class Scheduler:
         prefill_rows: most rows of prompts in a step.
         policy: ``"fcfs"`` starts sequences in their order, ``"prefix"`` those that reuse most.
         proposer: speculation.
+        ahead: the step, if the device computes while the host goes on: the next step of answers
+            that grow by a token each is started before the host takes in the last one's tokens.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Scheduler:
         prefill_rows: int,
         policy: Literal["fcfs", "prefix"] = "fcfs",
         proposer: Proposer | None = None,
+        ahead: AheadStep | None = None,
     ) -> None:
         self._step = step
         self.cache = cache
@@ -87,6 +93,8 @@ class Scheduler:
         self._prefill_rows = prefill_rows
         self._policy = policy
         self._proposer = proposer
+        self._ahead = ahead
+        self._started: list[Part] = []
         self._writer = StepWriter(step.inputs, step.limits)
         self._slots = list(range(step.limits.sequences - 1, -1, -1))
         self._passes = 0
@@ -96,8 +104,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence waits or runs."""
-        return not self.waiting and not self.running
+        """Whether no sequence waits or runs, and no step."""
+        return not self.waiting and not self.running and not self._started
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences."""
@@ -118,15 +126,16 @@ class Scheduler:
                 self._end(sequence, error)
 
     def advance(self) -> list[Sequence]:
-        """Run one step; the sequences that it concerned."""
+        """Run one step, or end one that was started; the sequences that it concerned."""
         self._expire()
-        self._admit()
-        parts = self._compose()
+        parts = self._started
+        if not parts:
+            self._admit()
+            parts = self._compose()
         if not parts:
             return []
         try:
-            rows, picks, adjustments = self._writer.write(parts)
-            self._step.run(rows, picks, adjustments)
+            tokens = self._run(parts)
         except Exception as error:
             failure = OstinatoError(f"a step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -134,12 +143,54 @@ class Scheduler:
             return []
         counters = self.counters
         counters.steps += 1
-        counters.rows += rows
-        tokens = self._step.outputs.token[:picks].tolist()
-        for part in parts:
+        counters.rows += sum(part.rows for part in parts)
+        served = [part for part in parts if part.sequence.finish is None]  # others ended meanwhile
+        for part in served:
             part.sequence.served = counters.steps
             self._collect(part, tokens)
-        return [part.sequence for part in parts]
+        return [part.sequence for part in served]
+
+    def settle(self) -> None:
+        """Wait for a step that was started; what it computes is not needed."""
+        if self._started and self._ahead is not None:
+            self._started = []
+            with suppress(OstinatoError):  # no answer depends on it
+                self._ahead.finish()
+
+    def _run(self, parts: list[Part]) -> list[int]:
+        """Run the step of these parts, or wait for it if it was started; the tokens of its picks.
+
+        If it can be, the step behind it is started.
+        """
+        if self._started and self._ahead is not None:
+            self._started = []
+            self._ahead.finish()
+            picks = len(parts)
+        else:
+            rows, picks, adjustments = self._writer.write(parts)
+            self._step.run(rows, picks, adjustments)
+        tokens: list[int] = self._step.outputs.token[:picks].tolist()
+        if self._ahead is not None and self._may_follow(parts, tokens):
+            following = self._writer.follow(parts, np.array(tokens, np.int32))
+            self._ahead.start(picks, picks, 1)
+            self._started = following
+        return tokens
+
+    def _may_follow(self, parts: list[Part], tokens: list[int]) -> bool:
+        """Whether the next step has a row for each of these parts, and no others."""
+        if len(parts) < len(self.running) or (self.waiting and self._slots):
+            return False
+        if self._proposer is not None or self.cache.recurrent:
+            return False
+        for part in parts:
+            sequence = part.sequence
+            if sequence.finish is not None or sequence.length + 1 >= sequence.end:
+                return False
+            if sequence.sampling.logprobs is not None or not self._writer.may_follow(part):
+                return False
+        if all(t in part.sequence.end_tokens for t, part in zip(tokens, parts, strict=True)):
+            return False
+        return all(self.cache.grow(part.sequence, part.sequence.length + 1) for part in parts)
 
     # -- sequences that start and stop -----------------------------------------------------------
 

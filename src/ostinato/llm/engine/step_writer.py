@@ -111,6 +111,43 @@ class StepWriter:
             adjustment = 1
         return row, pick, adjustment
 
+    def follow(self, parts: list[Part], tokens: NDArray[np.int32]) -> list[Part]:
+        """Write the rows behind those of ``parts``, whose answers go on with these tokens.
+
+        The parts were written last, each with one row that is picked; inputs of picks but the
+        random numbers stay as they are.
+
+        Args:
+            parts: the answers, which do not have the tokens yet.
+            tokens: one for each.
+
+        Returns:
+            The parts of the rows.
+        """
+        inputs, following = self._inputs, []
+        inputs.tokens[: len(parts)] = tokens
+        for pick, part in enumerate(parts):
+            sequence = part.sequence
+            inputs.position[pick] = sequence.length
+            inputs.sequence[pick] = sequence.slot
+            if sequence.sampling.temperature != 0:
+                inputs.uniform[pick] = sequence.uniform(sequence.generated + 1)
+            following.append(Part(sequence, 1))
+            following[-1].pick = pick
+        return following
+
+    @staticmethod
+    def may_follow(part: Part) -> bool:
+        """Whether :meth:`follow` can write the row behind that of a part.
+
+        Not if masks or adjustments of its logits change from token to token.
+        """
+        sequence = part.sequence
+        plain = part.rows == part.samples == 1 and not part.scored
+        plain = plain and sequence.mask is None and not sequence.barred
+        bounded = sequence.generated < sequence.sampling.min_tokens
+        return plain and not bounded and not sequence.adjustments.capacity
+
     def _write_scored(self, part: Part, end: int, pick: int) -> int:
         """Picks of prompt rows whose logits alone are wanted; the next pick."""
         sequence = part.sequence

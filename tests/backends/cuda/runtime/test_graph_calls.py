@@ -165,6 +165,90 @@ def test_failures_have_the_runtimes_words(session: ost.Session, driver: HostDriv
             call()
 
 
+def test_a_call_that_was_started_is_finished_later(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    x, y, call = bound(adder(session))
+    assert not call.start()  # it is no native launch yet
+    call.finish()
+    for _ in range(3):
+        call()
+    for step in range(3):
+        x[:], y[:] = X + step, 0
+        driver.events.clear()
+        assert call.start()
+        x[:] = -1  # inputs may be written again
+        assert {name for name, _ in driver.events} == {"launch_graph"}
+        assert (y == 0).all()
+        assert ORDER.in_flight == 1
+        with pytest.raises(RuntimeError, match="has been started"):
+            call.start()
+        call.finish()
+        call.finish()
+        assert ORDER.in_flight == 0
+        np.testing.assert_array_equal(y, 2 * (X + step) + 1)
+    x[:] = X
+    call()
+    np.testing.assert_array_equal(y, 2 * X + 1)
+
+
+def test_others_wait_for_a_call_that_was_started(session: ost.Session) -> None:
+    compiled = adder(session)
+    _, y, call = bound(compiled)
+    other = compiled.bind({"x": X}, [np.zeros_like(y)])
+    apart_x, apart_y, apart = bound(adder(session))
+    for _ in range(3):
+        call()
+        other()
+        apart()
+    assert call.start()
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()  # the same program, of the same arena
+    apart_x += 1
+    apart()  # what shares no memory with it goes on, on this thread, too
+    np.testing.assert_array_equal(apart_y, 2 * (X + 1) + 1)
+    call.finish()
+    thread.join(9)
+    assert not thread.is_alive()
+    assert ORDER.in_flight == 0
+
+
+def test_started_calls_that_cannot_be(session: ost.Session, driver: HostDriver) -> None:
+    x, y, call = bound(adder(session))
+    for _ in range(3):
+        call()
+    context = session.context
+    context.begin_graph_capture()
+    assert not call.start()  # a recording takes calls
+    context.end_graph_capture(1)
+    assert call.start()
+    call.finish()
+    driver.fail_next["launch_graph"] = "CUDA_ERROR_INVALID_VALUE"
+    with pytest.raises(ost.DeviceError, match="INVALID_VALUE"):
+        call.start()
+    assert ORDER.in_flight == 0
+    y[:] = 0
+    call()
+    np.testing.assert_array_equal(y, 2 * x + 1)
+    assert call.start()
+    y[:] = 0
+    del call  # waits: its memory may go
+    assert ORDER.in_flight == 0
+    np.testing.assert_array_equal(y, 2 * x + 1)
+    x, y, call = bound(adder(session))
+    for _ in range(3):
+        call()
+    assert call.start()
+    driver.fail_next["synchronize"] = "CUDA_ERROR_ILLEGAL_ADDRESS"
+    y[:] = 0
+    with pytest.raises(ost.DeviceError, match="was lost"):
+        call.finish()
+    assert ORDER.in_flight == 0
+    assert (y == 0).all()  # results of a run that failed are not copied
+
+
 def test_without_graphs_calls_take_the_long_way(session: ost.Session, driver: HostDriver) -> None:
     x, y, call = bound(adder(session, launch_graphs=False))
     for _ in range(4):

@@ -99,18 +99,16 @@ static int run_on_arrays(GraphRunObject *self, const given_arrays *given, PyObje
     if (order_enter(order, thread, &entry) < 0) {
         return -1;
     }
-    const char *failed = NULL;
-    int status = 0, outcome = is_direct(executable);
+    failure found = {0, NULL};
+    int outcome = is_direct(executable);
     if (outcome >= 0) {
-        outcome = outcome == 0
-                      ? 1
-                      : run_now(self, given->transfers, given->words, &status, &failed);
+        outcome = outcome == 0 ? 1 : run_now(self, given->transfers, given->words, &found);
         if (outcome == 0 && PyObject_SetAttrString(executable, "last", outputs) < 0) {
             outcome = -1;
         }
     }
     order_leave(order, thread, &entry);
-    return status != 0 ? refuse_run(self, failed, status) : outcome;
+    return found.status != 0 ? refuse_run(self, &found) : outcome;
 }
 
 PyObject *run_on_given(GraphRunObject *self, PyObject *args) {

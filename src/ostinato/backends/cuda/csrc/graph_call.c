@@ -10,6 +10,7 @@ typedef struct {
     PyObject *slowly;   /* makes the call with all checks; returns the GraphRun of later ones */
     PyObject *commands; /* their `recording_number` is that of the context's recording in progress */
     GraphRunObject *run;
+    started_run started;
 } GraphCallObject;
 
 /* Whether the calling thread's calls may be recorded or refused; -1 with an exception. */
@@ -74,6 +75,41 @@ static PyObject *graph_call_call(GraphCallObject *self, PyObject *args, PyObject
     Py_RETURN_NONE;
 }
 
+static PyObject *graph_call_start(GraphCallObject *self, PyObject *unused) {
+    (void)unused;
+    if (self->started.run != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the call has been started, and was not finished");
+        return NULL;
+    }
+    if (self->run == NULL) {
+        Py_RETURN_FALSE;
+    }
+    order_thread *thread = order->thread();
+    int status = may_record(self, thread);
+    if (status == 0) {
+        GraphRunObject *run = (GraphRunObject *)Py_NewRef((PyObject *)self->run);
+        status = start_in_order(run, &self->started, thread);
+        Py_DECREF((PyObject *)run);
+    }
+    return status < 0 ? NULL : PyBool_FromLong(status == 0);
+}
+
+static PyObject *graph_call_finish(GraphCallObject *self, PyObject *unused) {
+    (void)unused;
+    if (self->started.run != NULL && finish_in_order(&self->started, order->thread()) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef graph_call_methods[] = {
+    {"start", (PyCFunction)graph_call_start, METH_NOARGS,
+     "start($self)\n--\n\nLaunches the call, without waiting for it; whether it could."},
+    {"finish", (PyCFunction)graph_call_finish, METH_NOARGS,
+     "finish($self)\n--\n\nWaits for the call that was started, if one was."},
+    {0},
+};
+
 static PyObject *graph_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"slowly", "commands", NULL};
     PyObject *slowly, *commands;
@@ -93,12 +129,16 @@ static int graph_call_traverse(GraphCallObject *self, visitproc visit, void *arg
     Py_VISIT(self->slowly);
     Py_VISIT(self->commands);
     Py_VISIT((PyObject *)self->run);
+    Py_VISIT((PyObject *)self->started.run);
     return 0;
 }
 
 static void graph_call_dealloc(GraphCallObject *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
+    if (self->started.run != NULL && finish_in_order(&self->started, order->thread()) < 0) {
+        PyErr_WriteUnraisable(NULL); /* its memory may go now, in any case */
+    }
     Py_XDECREF(self->slowly);
     Py_XDECREF(self->commands);
     Py_XDECREF((PyObject *)self->run);
@@ -112,6 +152,7 @@ static PyType_Slot graph_call_slots[] = {
     {Py_tp_dealloc, graph_call_dealloc},
     {Py_tp_call, graph_call_call},
     {Py_tp_traverse, graph_call_traverse},
+    {Py_tp_methods, graph_call_methods},
     {0, NULL},
 };
 
