@@ -25,6 +25,8 @@ from ostinato.dtypes import BFLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import max_extent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Load
@@ -40,6 +42,9 @@ _THREADS, _STACKED = 32 * _WARPS, 16 * _WARPS
 
 #: Keys of a tile; elements of 16 bytes, and those that pad a row of shared memory.
 _KEYS, _CHUNK = 64, 8
+
+#: Fours of elements of queries that a thread loads together.
+_BATCH = 8
 
 #: Rows up to which each has blocks of its own, and features of a query and of a value, at most.
 _FEW_ROWS, _MOST_FEATURES = 16, 256
@@ -65,19 +70,32 @@ $places
             positions[threadIdx.x] = position_of(first_row + threadIdx.x);
             sequences[threadIdx.x] = owner_of(first_row + threadIdx.x);
         }
-        for (int i = threadIdx.x; i < $stacked * $depth; i += $threads) {
-            const int stacked = i / $depth, own = stacked / $members;
-            const int member = first_member + stacked % $members;
-            const long long d = i % $depth, row = first_row + own;
-            float element = 0;
-            if (own < there && member < $group) {
+        for (int begin = threadIdx.x; begin < $stacked * $depth / 4; begin += $batch * $threads) {
+            float elements[$batch][4] = {};  // their loads are on their way together
+#pragma unroll
+            for (int b = 0; b < $batch; b++) {
+                const int i = begin + b * $threads, stacked = i / ($depth / 4);
+                const int own = stacked / $members, member = first_member + stacked % $members;
+                const long long d = i % ($depth / 4) * 4, row = first_row + own;
+                if (own < there && member < $group) {
 $query
+                }
             }
-            const unsigned short high = ost::bfloat16_bits(element);
-            queries[stacked * $key_pitch + d] = high;
-            if ($parts == 2) {
-                const float low = element - ost::from_bfloat16(high);
-                queries[($stacked + stacked) * $key_pitch + d] = ost::bfloat16_bits(low);
+#pragma unroll
+            for (int b = 0; b < $batch; b++) {
+                const int i = begin + b * $threads, stacked = i / ($depth / 4);
+                if (stacked >= $stacked) break;
+                unsigned short* const to = queries + stacked * $key_pitch + i % ($depth / 4) * 4;
+#pragma unroll
+                for (int part = 0; part < $parts; part++) {
+                    ost::vector<unsigned short, 4> rounded;
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        rounded.at[e] = ost::bfloat16_bits(elements[b][e]);
+                        elements[b][e] -= ost::from_bfloat16(rounded.at[e]);
+                    }
+                    *(ost::vector<unsigned short, 4>*)(to + part * $stacked * $key_pitch) = rounded;
+                }
             }
         }
         __syncthreads();
@@ -99,6 +117,7 @@ $query
                 own_first[half] = $begin;
             }
             const int tiles = high > low ? (int)((high - low + $keys - 1) / $keys) : 0;
+$first_block
             const auto load = [&](int number) {
                 unsigned short* const loaded_keys = stages + number % $stages * $stage;
                 unsigned short* const loaded_values = loaded_keys + $keys * $key_pitch;
@@ -268,10 +287,15 @@ $store
     }
 """)
 
-#: The place of a key of a tile: in the one block that has the tile, or in one of several.
+#: The place of a key of a tile: in the one block that has the tile, which is looked up while the
+#: tile before it is used, or in one of several.
+_FIRST_BLOCK = Template("""\
+            long long next_block = tiles > 0 ? block_at(owner, low / $positions) : 0;""")
 _IN_ONE_BLOCK = Template("""\
-                const long long block = block_at(owner, start / $positions);
-                const int first_place = (int)(start % $positions);""")
+                const long long block = next_block;
+                const int first_place = (int)(start % $positions);
+                if (number + 1 < tiles) next_block = block_at(owner, (start + $keys) / $positions);\
+""")
 _PLACE_IN_IT = "                    const int place = first_place + line;"
 _PLACE = Template("""\
                     const long long key = inside ? start + line : least;
@@ -348,7 +372,8 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
         member_blocks=-(-spec.group // _members(kernel)),
         group=spec.group,
         shared_heads=max_extent(spec.shared),
-        block_of_tile=_IN_ONE_BLOCK.substitute(positions=positions) if whole else "",
+        first_block=_FIRST_BLOCK.substitute(positions=positions) if whole else "",
+        block_of_tile=_IN_ONE_BLOCK.substitute(positions=positions, keys=_KEYS) if whole else "",
         place=_PLACE_IN_IT if whole else _PLACE.substitute(positions=positions),
         depth=max_extent(spec.depth),
         features=max_extent(spec.column),
@@ -361,13 +386,23 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
         capped=capped,
         log2e=dialect.literal(FLOAT32, math.log2(math.e)),
         minus_infinity=lowest,
-        query=frame.element(spec.q, FLOAT32, 4, names, "element"),
+        batch=_BATCH,
+        query=_query(kernel, frame, names),
         key=frame.address(spec.k, 6, names, "from"),
         value=frame.address(spec.v, 6, names, "from"),
         sink=sink,
         store=frame.stores([spec.store], FLOAT32, 7, names, "total"),
     )
     return function(kernel, text, sizes_of(kernel), _THREADS)
+
+
+def _query(kernel: PagedAttentionKernel, frame: Frame, names: Mapping[Symbol, str]) -> str:
+    """Statements that assign four neighbouring elements of a query."""
+    spec, target = kernel.spec, "elements[b]"
+    run = run_of(spec.q, spec.depth, max_extent(spec.depth))
+    if run is not None and run.count % 4 == 0:
+        return frame.vector(spec.q, run.load, 4, FLOAT32, 5, names, target)
+    return frame.elements(spec.q, spec.depth, 4, FLOAT32, 5, names, target)
 
 
 def _is_vector(load: Load, symbol: Symbol, size: int) -> bool:
