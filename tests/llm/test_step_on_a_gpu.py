@@ -80,7 +80,7 @@ def test_steps_are_started_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def counted(step: StepGraph, rows: int, picks: int, adjustments: int) -> None:
         start(step, rows, picks, adjustments)
-        started.append(step._started is not None)
+        started.append(step._started.call is not None)
 
     monkeypatch.setattr(StepGraph, "start", counted)
     requests = [("+,-./", 9), ("abc", 4), ("+,-", 9)]

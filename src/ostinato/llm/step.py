@@ -67,6 +67,19 @@ class _Call(NamedTuple):
     finish: Callable[[], None] = lambda: None
 
 
+class _Started:
+    """The step that was started, until it is finished; its pools wait for it, too."""
+
+    def __init__(self) -> None:
+        self.call: _Call | None = None
+
+    def finish(self) -> None:
+        """Wait for it, if there is one."""
+        call, self.call = self.call, None
+        if call is not None:
+            call.finish()
+
+
 class StepGraph:
     """The compiled step of a model, with its arrays and its pools of keys and values.
 
@@ -157,16 +170,14 @@ class StepGraph:
         self.inputs.adjust_repetition[:] = 1
         self.inputs.allowed[:] = 0xFFFFFFFF
         self.inputs.top_p[:] = 1
-        self._started: _Call | None = None
+        self._started = _Started()
         self.outputs = StepOutputs(
             token=np.zeros(limits.picks, np.int32),
             logprob=np.zeros(limits.picks, np.float32),
             logits=compiled.zeros((limits.picks, config.vocabulary), "float32"),
         )
-        self._states, self.pools = (
-            states,
-            StepPools(states, limits, compiled.zeros, most, self.finish),
-        )
+        self._states = states
+        self.pools = StepPools(states, limits, compiled.zeros, most, self._started.finish)
         self._compiled: CompiledGraph | None = compiled
         arrays = {**given, **self.pools.arrays}
         self._buffers = [arrays[name] for name in compiled.inputs]
@@ -231,7 +242,7 @@ class StepGraph:
         self.finish()
         call = self._of_sizes(rows, picks, adjustments)
         if self._residency is None and call.start():
-            self._started = call
+            self._started.call = call
         else:
             self.run(rows, picks, adjustments)
 
@@ -241,9 +252,7 @@ class StepGraph:
         Raises:
             OstinatoError: the device failed.
         """
-        started, self._started = self._started, None
-        if started is not None:
-            started.finish()
+        self._started.finish()
 
     def _of_sizes(self, *key: int) -> _Call:
         """The call for a number of rows, picks and adjustments."""

@@ -65,6 +65,11 @@ class CudaKernel(Kernel):
         """The code, which may be part of a segment; ``None``: the kernel stands alone."""
         return None
 
+    @property
+    def plain_arguments(self) -> frozenset[int]:
+        """The arguments that the code reads by loads alone: copies in shared memory will do."""
+        return frozenset()
+
 
 @dataclass(frozen=True, eq=False)
 class CudaLoopNest(GpuLoopNest, CudaKernel):
@@ -90,6 +95,10 @@ class CudaLoopNest(GpuLoopNest, CudaKernel):
 
     def body(self, target: CudaTarget) -> Body:
         return nests.body(self, target, self.scratch_groups)
+
+    @property
+    def plain_arguments(self) -> frozenset[int]:
+        return frozenset(range(len(self.args)))
 
     def whole_rows(self, target: CudaTarget) -> dict[int, int]:
         """See :func:`~ostinato.backends.cuda.render.nests.whole_rows`."""

@@ -36,6 +36,21 @@ def test_a_row_is_loaded_once_and_temps_need_no_memory() -> None:
     assert kernel.launch(apart).shared_bytes > 0
 
 
+def test_stages_take_as_many_neighbours_to_keep_a_row() -> None:
+    """The sum alone would take four of float32, the stage that rounds takes eight."""
+    g = ost.Graph()
+    x, gain = g.input("x", (1, 2048)), g.input("gain", (2048,))
+    weight = g.input("weight", (2048, 64), "bfloat16")
+    g.set_outputs([g.matmul(g.cast(g.rms_norm(x, gain), "bfloat16"), weight)])
+    (segment,) = kernels_of(g)
+    assert isinstance(segment, SegmentKernel)
+    kernel = segment.parts[0].kernel
+    assert isinstance(kernel, CudaLoopNest)
+    text = kernel.source(TARGET)
+    assert text.count("ost::load_row<2048, 2048>(") == 1
+    assert kernel.whole_rows(TARGET) == {0: 2048}
+
+
 def test_whole_rows_are_those_of_a_single_point() -> None:
     assert norm(1, 2048).whole_rows(TARGET) == {0: 2048}
     assert norm(1, 1032).whole_rows(TARGET) == {0: 1032}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.backends.common.clike.runs import begins_aligned
+import ostinato as ost
+from ostinato.backends.common.clike.runs import begins_aligned, is_same
+from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.target import CudaTarget
 from ostinato.variables import Dim, Symbol, axis, floor_div, remainder, symbols
+from tests.backends.cuda.render.recipe_kernels import kernels_of
 
 
 def _symbol(dim: Dim) -> Symbol:
@@ -30,6 +34,37 @@ INDICES: dict[str, tuple[Dim, bool]] = {
     "quotients within": (COLUMN + 8 * floor_div(COLUMN, 4), False),
     "twice": (COLUMN + remainder(COLUMN, 32), False),
 }
+
+
+#: Indices that are the same for 8 neighbours along the column.
+SAME: dict[str, Dim] = {
+    "of the row": 64 * ROW,
+    "a number": 7,
+    "a word of bits": 2 * ROW + floor_div(COLUMN, 32),
+    "a group": floor_div(COLUMN + 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_for_neighbours(name: str) -> None:
+    assert is_same(SAME[name], _symbol(COLUMN), 8)
+    assert not begins_aligned(SAME[name], _symbol(COLUMN), 8)
+
+
+@pytest.mark.parametrize(
+    "index", [COLUMN, floor_div(COLUMN, 4), floor_div(COLUMN + 4, 8), remainder(COLUMN, 8)]
+)
+def test_not_the_same_for_neighbours(index: Dim) -> None:
+    assert not is_same(index, _symbol(COLUMN), 8)
+
+
+def test_masks_of_bits_are_read_by_words() -> None:
+    g = ost.Graph("mask")
+    logits, allowed = g.input("logits", (8, 128_256)), g.input("allowed", (8, 4008), "uint32")
+    g.set_outputs([g.mask_tokens(logits, allowed)])
+    (kernel,) = kernels_of(g)
+    assert isinstance(kernel, CudaLoopNest)
+    assert "ost::pack<float, 4>::load(" in kernel.source(CudaTarget.of_arch("sm_90"))
 
 
 @pytest.mark.parametrize("name", INDICES)

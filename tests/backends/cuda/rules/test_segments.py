@@ -805,3 +805,31 @@ def test_results_of_open_size_are_not_awaited_whole(session: ost.Session) -> Non
         (found,) = compiled.run({"x": given, "w": w})
         wanted = given.astype(float) @ w.astype(float)
         np.testing.assert_allclose(found, wanted - wanted.max(1, keepdims=True), atol=1e-4)
+
+
+def test_short_inputs_that_several_parts_read_are_copied_by_each_block(
+    session: ost.Session,
+) -> None:
+    """Numbers of three bytes and a vector; not what two parts read, nor what products read."""
+    g, rng = ost.Graph("copied"), np.random.default_rng(0)
+    x, mask = g.input("x", (3, 64)), g.input("mask", (3, 1), "bool")
+    shift, other, after = (g.input(name, (64,)) for name in ("shift", "other", "after"))
+    long = g.input("long", (3, 1024))
+    for layer in range(4):
+        w = g.constant((rng.standard_normal((64, 64)) / 8).astype(np.float32))
+        x = g.where(mask, g.softmax(x) * shift, 0.5) + long[:, :64]
+        x = x * other if layer < 2 else x
+        x = g.matmul(x, w) + after
+    g.set_outputs([x])
+    compiled = session.compile(g)
+    (segment,) = segments_of(compiled)
+    assert sorted(nbytes for _, nbytes in segment.copied) == [3, 256]
+    assert segment.source(CudaTarget.of_arch("sm_90")).count("ost::copy_bytes(") == 2
+    plain = session.compile(g, options=ost.CompileOptions(segment_exchange=False))
+    assert not any(each.copied for each in segments_of(plain))
+    for seed in range(3):
+        draw = np.random.default_rng(seed)
+        given = {n: draw.standard_normal(v.shape).astype(np.float32) for n, v in g.inputs.items()}
+        given["mask"] = draw.random((3, 1)) < 0.5
+        (found,), (wanted,) = compiled.run(given), plain.run(given)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -63,3 +63,13 @@ class JointKernels(CudaKernel):
 
     def variable_free(self) -> bool:
         return all(kernel.variable_free() for kernel in self.kernels)
+
+    @property
+    def plain_arguments(self) -> frozenset[int]:
+        others = {
+            place
+            for kernel, places in zip(self.kernels, self.places, strict=True)
+            for number, place in enumerate(places)
+            if number not in kernel.plain_arguments
+        }
+        return frozenset(range(len(self.args))) - others

@@ -16,7 +16,7 @@ from ostinato.records import dataclass
 from ostinato.variables import coefficient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ostinato.lower.loopir.kernel import Access
     from ostinato.lower.loopir.nodes import Arg, Scalar
@@ -63,6 +63,14 @@ class PagedAttentionKernel(PointKernel):
             yield from accesses_of_scalars(self.spec.operands)
             yield from accesses_of_statements((self.spec.store,))
 
+    @cached_property
+    def plain_arguments(self) -> frozenset[int]:
+        """See :class:`CudaKernel`: what says which keys a row attends to."""
+        spec = self.spec
+        numbers = _buffers((spec.table, spec.sequence, spec.position))
+        others = (spec.q, spec.k, spec.v, spec.k_scale, spec.v_scale, spec.sink)
+        return frozenset(numbers - _buffers(scalar for scalar in others if scalar is not None))
+
     @property
     def rows(self) -> Symbol:
         return self.spec.row
@@ -89,3 +97,8 @@ class PagedAttentionKernel(PointKernel):
                 if apart and head and isinstance(head[0], int):
                     found[load.buffer] = head[0]
         return found
+
+
+def _buffers(scalars: Iterable[Scalar]) -> set[int]:
+    """The arguments that elements are read from."""
+    return {load.buffer for load in reached(scalars) if isinstance(load, Load)}

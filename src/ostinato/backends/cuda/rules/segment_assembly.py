@@ -213,15 +213,20 @@ class Assembly:
     def _copied(
         self, steps: Sequence[Step], buffers: Sequence[LoweredBuffer]
     ) -> tuple[tuple[int, int], ...]:
-        """The positions and sizes of short inputs that several parts read."""
+        """The positions and sizes of short inputs that several parts read, all by plain loads."""
         if self._settings.one_block or not self._settings.exchange:
             return ()
-        readers = Counter(operand for step in steps for operand in {*step.operands})
+        readers: Counter[LoweredBuffer | Value] = Counter()
+        others: set[LoweredBuffer | Value] = set()
+        for step in steps:
+            readers.update({*step.operands})
+            plain = step.kernel.plain_arguments
+            others |= {operand for n, operand in enumerate(step.operands) if n not in plain}
         found, room = [], _ALL_COPIED_BYTES
         for position, buffer in enumerate(buffers):
-            plain = buffer.role is Role.INPUT and buffer.home is None and not _is_sized(buffer)
+            given = buffer.role is Role.INPUT and buffer.home is None and not _is_sized(buffer)
             fits = 0 < buffer.nbytes <= min(room, _COPIED_BYTES)
-            if plain and fits and readers[buffer] >= _READERS:
+            if given and fits and readers[buffer] >= _READERS and buffer not in others:
                 found.append((position, buffer.nbytes))
                 room -= buffer.nbytes
         return tuple(found)
