@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALL", "Staging"]
 
-SMALL = 1 << 18
-"""The most bytes of an input or an output that is copied together with others."""
+SMALL = 1 << 19
+"""The most bytes of an input or an output that is copied together with others: 16 rows of a mask of
+262,144 tokens are."""
 
 #: Alignment of inputs and outputs, in bytes.
 _ALIGNMENT = 256
