@@ -127,6 +127,19 @@ def test_keys_values_and_logits_stay_on_the_device(cuda: ost.Session, tmp_path: 
         step.outputs.logits[LIMITS.picks]
 
 
+def test_the_plan_is_that_of_the_last_sizes(cuda: ost.Session, tmp_path: Path) -> None:
+    step = StepGraph(checkpoint_of("llama", tmp_path), LIMITS, session=cuda)
+    spread_blocks(step)
+    plans = [step.plan]  # of the smallest step, which is compiled first
+    for count in (2, 1, 2):
+        feed(step, [5] * count, 0)
+        step.run(count, count, 1)
+        plans.append(step.plan)
+    assert plans[0] is plans[2]
+    assert plans[1] is plans[3] is not plans[0]
+    step.close()
+
+
 def test_blocks_and_slots_of_the_device(cuda: ost.Session, tmp_path: Path) -> None:
     step = StepGraph(checkpoint_of("qwen3_next", tmp_path), LIMITS, session=cuda)
     pools, rng = step.pools, np.random.default_rng(0)

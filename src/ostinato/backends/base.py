@@ -128,6 +128,11 @@ class Executable(ABC):
         return self
 
     @property
+    def planned(self) -> Executable:
+        """The executable that :meth:`make_plan` describes: this one, or a part of it."""
+        return self
+
+    @property
     def compiled_sizes(self) -> tuple[CompiledSizes, ...]:
         """The sizes that it has parts for, the least recently used first."""
         return ()

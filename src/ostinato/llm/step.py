@@ -183,6 +183,7 @@ class StepGraph:
         self._buffers = [arrays[name] for name in compiled.inputs]
         self._prepared = compiled.prepare_run([array.shape for array in self._buffers])
         self._calls: OrderedDict[tuple[int, int, int], _Call] = OrderedDict()
+        self._last: tuple[int, int, int] | None = None
         self._policy = policy
         self._residency = None if policy is None else _residency(compiled, policy)
 
@@ -199,6 +200,8 @@ class StepGraph:
     @property
     def plan(self) -> ExecutionPlan:
         """The kernels of a step, in order, and their memory; of the last sizes, if of several."""
+        if self._padding is not None and self._last is not None:
+            self._bind(self._padding.sizes(*self._last))  # a plan is that of the last bound call
         return self._graph.plan
 
     @property
@@ -257,10 +260,11 @@ class StepGraph:
     def _of_sizes(self, *key: int) -> _Call:
         """The call for a number of rows, picks and adjustments."""
         rows, picks, adjustments = key
-        call = self._calls.get((rows, picks, adjustments))
+        sizes = self._last = rows, picks, adjustments
+        call = self._calls.get(sizes)
         if call is None:
-            return self._call((rows, picks, adjustments))
-        self._calls.move_to_end((rows, picks, adjustments))
+            return self._call(sizes)
+        self._calls.move_to_end(sizes)
         return call
 
     def _call(self, key: tuple[int, int, int]) -> _Call:

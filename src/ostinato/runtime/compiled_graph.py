@@ -84,16 +84,16 @@ class CompiledGraph(HandleMethods, QueueMethods, ExpertMethods):
     def plan(self) -> ExecutionPlan:
         """The kernels of a run, in order, and their memory.
 
-        Where the graph is compiled for sizes, it is that of the last run.
+        Where the graph is compiled for sizes, it is that of the last run, or of a later bound call.
 
         Raises:
             PlanError: nothing was compiled yet.
         """
         executable = self._execution.executable
         with self._planning:
-            if self._plan is None or self._planned is not executable.current:
+            if self._plan is None or self._planned is not executable.planned:
                 self._plan = executable.make_plan(self._execution.signature.facts)
-                self._planned = executable.current
+                self._planned = executable.planned
             return self._plan
 
     @property

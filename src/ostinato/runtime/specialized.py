@@ -89,6 +89,7 @@ class SpecializedExecutable(Executable):
         self._too_large: set[VariantKey] = set()
         self._clock = itertools.count(1)
         self._latest: _Member | None = None
+        self._bound: _Member | None = None  # since the last run
         self._base: _Member | None = None
         self._token = Accesses([(id(self), 1, True)])
         self._accesses = self._token
@@ -207,6 +208,10 @@ class SpecializedExecutable(Executable):
         self._accesses = Accesses(ranges)
 
     @property
+    def planned(self) -> Executable:
+        return self.current if self._bound is None else self._bound.executable
+
+    @property
     def compiled_sizes(self) -> tuple[CompiledSizes, ...]:
         return tuple(m.sizes for m in sorted(self._members.values(), key=lambda m: m.used))
 
@@ -287,7 +292,7 @@ class SpecializedExecutable(Executable):
         self._limit_as_pushed(member)
         ran = member.executable.run_direct(member.own(inputs), outputs, values)
         if ran:
-            self._latest, self._results = member, None
+            self._latest, self._results, self._bound = member, None, None
         return ran
 
     def run(
@@ -296,7 +301,7 @@ class SpecializedExecutable(Executable):
         member, values = self._of(variables)
         self._limit_as_pushed(member)
         member.executable.run(member.own(inputs), outputs, values)
-        self._latest, self._results = member, None
+        self._latest, self._results, self._bound = member, None, None
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
@@ -309,6 +314,7 @@ class SpecializedExecutable(Executable):
                 "not read; use run"
             )
         member.pinned = True
+        self._bound = member
         return member.executable.bind(inputs, outputs, values)
 
     # -- arrays on the device, which are the same for all members ------------------------------
@@ -426,7 +432,7 @@ class SpecializedExecutable(Executable):
             return twin
 
     def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
-        member = self._ran_last("plan")
+        member = self._bound or self._ran_last("plan")
         if member.plan is None:
             member.plan = member.executable.make_plan(member.facts)
         return member.plan
