@@ -268,6 +268,11 @@ def test_answers_that_end_while_their_next_step_runs() -> None:
         long = Sampling(max_tokens=300, temperature=0, ignore_eos=True)
         text = own.submit(Request([1, 2], long)).result(9).text
         stopped = Request([1, 2], replace(long, stop=(text[5:9],)))
+        same(own.submit(stopped).result(9), alone(stopped))
+        limit = time.monotonic() + 9
+        while step.started is not None:  # nothing is left under way until the next request
+            assert time.monotonic() < limit
+            time.sleep(0.001)
         others = [Request([n], replace(long, max_tokens=n * 20)) for n in (1, 2, 3)]
         tickets = [own.submit(request) for request in (stopped, *others)]
         for request, ticket in zip((stopped, *others), tickets, strict=True):
@@ -286,6 +291,21 @@ def test_answers_that_end_while_their_next_step_runs() -> None:
     finally:
         own.close()
     assert step.started is None
+
+
+def test_requests_join_answers_whose_steps_are_started_ahead() -> None:
+    step = LateStep()
+    own = engine(step)
+    try:
+        long = own.submit(Request([1], Sampling(max_tokens=400, seed=1, ignore_eos=True)))
+        while step.starts < 3:
+            time.sleep(0)
+        asked = Request([2], Sampling(max_tokens=5, seed=1, ignore_eos=True))
+        same(own.submit(asked).result(9), alone(asked))
+        assert not long.done
+        assert long.result(9).finish == "length"
+    finally:
+        own.close()
 
 
 def test_a_step_that_fails_ahead_fails_its_requests() -> None:

@@ -127,6 +127,25 @@ def test_keys_values_and_logits_stay_on_the_device(cuda: ost.Session, tmp_path: 
         step.outputs.logits[LIMITS.picks]
 
 
+def test_pools_wait_for_a_step_that_was_started(cuda: ost.Session, tmp_path: Path) -> None:
+    step = StepGraph(checkpoint_of("llama", tmp_path), LIMITS, session=cuda)
+    spread_blocks(step)
+    for position in range(3):
+        feed(step, [position + 5], position)
+        step.run(1, 1, 1)
+    feed(step, [9], 3)
+    step.outputs.token[:] = -1
+    step.start(1, 1, 1)
+    assert step._started.call is not None
+    assert step.outputs.token[0] == -1
+    step.pools.read_block(0)
+    assert step._started.call is None
+    assert step.outputs.token[0] >= 0
+    step.finish()
+    step.start(1, 1, 1)
+    step.close()  # waits for it
+
+
 def test_the_plan_is_that_of_the_last_sizes(cuda: ost.Session, tmp_path: Path) -> None:
     step = StepGraph(checkpoint_of("llama", tmp_path), LIMITS, session=cuda)
     spread_blocks(step)

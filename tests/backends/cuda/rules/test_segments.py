@@ -13,6 +13,8 @@ import ostinato as ost
 from ostinato.backends.cuda.abi import MOST_PARAMETER_BYTES, TENSOR_MAP_BYTES, TensorMap
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.render.receipts import Receipts
+from ostinato.backends.cuda.render.segment_forms import forms_of
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
@@ -825,6 +827,11 @@ def test_short_inputs_that_several_parts_read_are_copied_by_each_block(
     (segment,) = segments_of(compiled)
     assert sorted(nbytes for _, nbytes in segment.copied) == [3, 256]
     assert segment.source(CudaTarget.of_arch("sm_90")).count("ost::copy_bytes(") == 2
+    target = replace(CudaTarget.of_arch("sm_90"), block=SEGMENT_BLOCK, early_starts=False)
+    receipts = Receipts.of(segment.parts, target)
+    forms = forms_of(segment, receipts, target, streams=True)
+    for part, form in zip(receipts.parts, forms, strict=True):  # nothing fetches them from memory
+        assert not {part.arguments[number] for number in form.lasting} & dict(segment.copied).keys()
     plain = session.compile(g, options=ost.CompileOptions(segment_exchange=False))
     assert not any(each.copied for each in segments_of(plain))
     for seed in range(3):
