@@ -268,7 +268,9 @@ def test_answers_that_end_while_their_next_step_runs() -> None:
         long = Sampling(max_tokens=300, temperature=0, ignore_eos=True)
         text = own.submit(Request([1, 2], long)).result(9).text
         stopped = Request([1, 2], replace(long, stop=(text[5:9],)))
-        same(own.submit(stopped).result(9), alone(stopped))
+        found = own.submit(stopped).result(9)
+        same(found, alone(stopped))
+        assert (found.finish, len(found.tokens)) == ("stop", 9)
         limit = time.monotonic() + 9
         while step.started is not None:  # nothing is left under way until the next request
             assert time.monotonic() < limit

@@ -59,7 +59,7 @@ class Letters:
                     self.held, self.stopped = self.held.split(stop)[0], stop
                     return self.finish()
         keep = max((len(stop) for stop in self.stops), default=1) - 1
-        ready = self.held[: len(self.held) - keep] if keep else self.held
+        ready = self.held[: max(len(self.held) - keep, 0)]
         self.held = self.held[len(ready) :]
         return Part(ready)
 
