@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -51,6 +51,15 @@ _SIZES: Final = ("rows", "picks", "adjustments")
 
 #: Calls that are kept, one for each combination of sizes.
 _KEPT_CALLS: Final = 256
+
+
+@runtime_checkable
+class _StartableCall(Protocol):
+    """A bound call of a device that computes while the host goes on."""
+
+    def __call__(self) -> None: ...
+    def start(self) -> bool: ...
+    def finish(self) -> None: ...
 
 
 class _Call(NamedTuple):
@@ -296,9 +305,10 @@ class StepGraph:
         types = input_types(sizes, self.config)
         given = dict(zip(graph.inputs, self._buffers, strict=True))
         given |= {name: given[name][: shape[0]] for name, (shape, _) in types.items()}
-        call: Any = graph.bind(given, [_first_rows(array, wanted[1]) for array in results])
-        startable = self.runs_ahead and hasattr(call, "start")
-        return _Call(call, call.start, call.finish) if startable else _Call(call)
+        call = graph.bind(given, [_first_rows(array, wanted[1]) for array in results])
+        if isinstance(call, _StartableCall):
+            return _Call(call, call.start, call.finish)
+        return _Call(call)
 
     # -- life --------------------------------------------------------------------------------------
 

@@ -152,29 +152,37 @@ class Scheduler:
 
     def settle(self) -> None:
         """Wait for a step that was started; what it computes is not needed."""
-        if self._started and self._ahead is not None:
-            self._started = []
-            with suppress(OstinatoError):  # no answer depends on it
-                self._ahead.finish()
+        with suppress(OstinatoError):  # no answer depends on it
+            self._finish()
 
     def _run(self, parts: list[Part]) -> list[int]:
         """Run the step of these parts, or wait for it if it was started; the tokens of its picks.
 
         If it can be, the step behind it is started.
         """
-        if self._started and self._ahead is not None:
-            self._started = []
-            self._ahead.finish()
+        if self._finish():
             picks = len(parts)
         else:
             rows, picks, adjustments = self._writer.write(parts)
             self._step.run(rows, picks, adjustments)
         tokens: list[int] = self._step.outputs.token[:picks].tolist()
-        if self._ahead is not None and self._may_follow(parts, tokens):
+        if self._ahead is not None and self._may_follow(parts, tokens) and self._grow(parts):
             following = self._writer.follow(parts, np.array(tokens, np.int32))
             self._ahead.start(picks, picks, 1)
             self._started = following
         return tokens
+
+    def _grow(self, parts: list[Part]) -> bool:
+        """Find blocks for one more row of each part, without preempting others; whether it did."""
+        return all(self.cache.grow(part.sequence, part.sequence.length + 1) for part in parts)
+
+    def _finish(self) -> bool:
+        """Wait for the step that was started, if one was; whether one was."""
+        if self._ahead is None or not self._started:
+            return False
+        self._started = []
+        self._ahead.finish()
+        return True
 
     def _may_follow(self, parts: list[Part], tokens: list[int]) -> bool:
         """Whether the next step has a row for each of these parts, and no others."""
@@ -188,9 +196,8 @@ class Scheduler:
                 return False
             if sequence.sampling.logprobs is not None or not self._writer.may_follow(part):
                 return False
-        if all(t in part.sequence.end_tokens for t, part in zip(tokens, parts, strict=True)):
-            return False
-        return all(self.cache.grow(part.sequence, part.sequence.length + 1) for part in parts)
+        pairs = zip(tokens, parts, strict=True)
+        return not all(token in part.sequence.end_tokens for token, part in pairs)
 
     # -- sequences that start and stop -----------------------------------------------------------
 

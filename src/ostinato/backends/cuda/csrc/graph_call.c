@@ -136,8 +136,13 @@ static int graph_call_traverse(GraphCallObject *self, visitproc visit, void *arg
 static void graph_call_dealloc(GraphCallObject *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
-    if (self->started.run != NULL && finish_in_order(&self->started, order->thread()) < 0) {
-        PyErr_WriteUnraisable(NULL); /* its memory may go now, in any case */
+    if (self->started.run != NULL) { /* its memory may go now */
+        PyObject *raised, *value, *trace;
+        PyErr_Fetch(&raised, &value, &trace);
+        if (finish_in_order(&self->started, order->thread()) < 0) {
+            PyErr_WriteUnraisable(NULL);
+        }
+        PyErr_Restore(raised, value, trace);
     }
     Py_XDECREF(self->slowly);
     Py_XDECREF(self->commands);

@@ -50,7 +50,6 @@ struct drawing {
         histogram<coarse> first;
         histogram<fine> other;
         reached found;
-        int common;
     };
 
     // The words of four tokens that are side by side.
@@ -78,9 +77,18 @@ struct drawing {
         long long top_k;
         float top_p, min_p;
 
-        bool by_number(int count) const { return top_k > 1 && top_k < count; }
-        bool by_sum() const { return top_k != 1 && top_p < 1; }
-        bool one() const { return top_k != 1 && min_p > 1; }
+        bool several() const { return top_k != 1; }
+        bool by_number(int count) const { return several() && top_k > 0 && top_k < count; }
+        bool by_sum() const { return several() && top_p < 1; }
+        bool to_first() const { return several() && min_p > 1; }
+    };
+
+    // What any of the rows at a time needs: to choose among tokens, to filter them by number or by
+    // sum, or to keep the first of those with the greatest weight.
+    struct needs {
+        bool several, by_number, by_sum, to_first;
+
+        bool histograms() const { return by_number || by_sum; }
     };
 
     shared& kept;
@@ -388,20 +396,19 @@ struct drawing {
     // The token of a row ---------------------------------------------------------------------------
 
     // Has a row, or none, with the slice of it that is the block's.
-    void take(const float* weights, int length, bool any) {
-        row = any ? weights : nullptr;
-        memory = rows + (any ? team : 0);
+    void take(const float* weights, int length, bool has) {
+        row = has ? weights : nullptr;
+        memory = rows + (has ? team : 0);
         odd = !odd;
-        count = any ? length : 0;
+        count = has ? length : 0;
         const int share = ((count + blocks - 1) / blocks + 3) / 4 * 4;
         begin = member * share < count ? member * share : count;
         end = begin + share < count ? begin + share : count;
     }
 
-    // Draws; called by all blocks. `filters`: whether any of their rows is filtered by number, by
-    // sum, or to the first of equal tokens; `many`: whether any has more than one token to choose.
-    void draw(const settings& by, bool many, const bool (&filters)[3], int* result) {
-        if (blocks > 1 && has_row() && (filters[0] || filters[1])) {
+    // Draws; called by all blocks, which wait as often as any of their rows needs.
+    void draw(const settings& by, const needs& any, int* result) {
+        if (blocks > 1 && has_row() && any.histograms()) {
             wide* const all = &memory->first[0].tokens;
             constexpr int numbers = (sizeof memory->first + sizeof memory->others) / sizeof(wide);
             for (int i = member * Threads + threadIdx.x; i < numbers; i += blocks * Threads) all[i] = 0;
@@ -418,7 +425,7 @@ struct drawing {
         const bool known = most == 0 || by.top_k == 1, writes = has_row() && threadIdx.x == 0;
         if (known && writes && member == 0)
             *result = most == 0 ? 0 : (int)(0xFFFFFFFFu - (unsigned)best);
-        if (!many) return;
+        if (!any.several) return;
         scale(most);
         const bool open = has_row() && !known;
         const float limit = ::fmaxf(by.min_p, 0) * bits_as<float>(most);
@@ -432,18 +439,18 @@ struct drawing {
             found.ties = 1;
         }
         const bool by_number = open && by.by_number(count), by_sum = open && by.by_sum();
-        if (filters[0] || filters[1])
+        if (any.histograms())
             sum_up(kept.first, memory->first, by_number || by_sum, 0, 20);
         wide all = 0;
-        if (filters[0]) shorten(cut(by_number, false, (wide)by.top_k, 0, all));
-        if (filters[1]) {
+        if (any.by_number) shorten(cut(by_number, false, (wide)by.top_k, 0, all));
+        if (any.by_sum) {
             if (by_sum && !by_number) all = find(kept.first, true, 0, 0, ~(wide)0).mass_above;
             const wide wanted = by.top_p > 0 ? (wide)::ceil((double)by.top_p * (double)all) : 0;
             shorten(cut(by_sum && wanted > 0, true, wanted, 2, all));
             if (by_sum && wanted == 0) shorten({most, 1, (wide)count});
         }
         measure kept_by = {found.least, count, true};
-        if (filters[0] || filters[1] || filters[2]) {
+        if (any.histograms() || any.to_first) {
             tell(memory->equal, open ? measured(kept_by) : 0);
             await_blocks();
             if (open && found.ties < found.equal) kept_by.last = last_of(found.least, found.ties);
@@ -479,21 +486,23 @@ struct drawing {
     void draw(const float* weights, int length, long long height, const float* uniform,
               const long long* top_k, const float* top_p, const float* min_p, int* result) {
         for (long long first = 0; first < height; first += teams) {
-            bool many = false, filters[3] = {};
+            needs any = {};
             for (long long i = first + threadIdx.x; i < height && i < first + teams; i += Threads) {
                 const settings by = {uniform[i], top_k[i], top_p[i], min_p[i]};
-                many |= by.top_k != 1;
-                filters[0] |= by.by_number(length);
-                filters[1] |= by.by_sum();
-                filters[2] |= by.one();
+                any.several |= by.several();
+                any.by_number |= by.by_number(length);
+                any.by_sum |= by.by_sum();
+                any.to_first |= by.to_first();
             }
-            many = __syncthreads_or(many);
-            for (bool& filter : filters) filter = __syncthreads_or(filter);
+            any.several = __syncthreads_or(any.several);
+            any.by_number = __syncthreads_or(any.by_number);
+            any.by_sum = __syncthreads_or(any.by_sum);
+            any.to_first = __syncthreads_or(any.to_first);
             const long long own = first + team;
-            const bool any = team < teams && own < height;
-            const long long at = any ? own : first;
-            take(weights + at * length, length, any);
-            draw({uniform[at], top_k[at], top_p[at], min_p[at]}, many, filters, result + at);
+            const bool has = team < teams && own < height;
+            const long long at = has ? own : first;
+            take(weights + at * length, length, has);
+            draw({uniform[at], top_k[at], top_p[at], min_p[at]}, any, result + at);
         }
     }
 

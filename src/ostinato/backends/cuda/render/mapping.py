@@ -224,8 +224,10 @@ def _rows(nest: LoopNest, target: CudaTarget, points: int, members: int, groups:
     if target.kept_rows:
         most = _KEPT_BYTES_OF_PART if target.block else _KEPT_BYTES
         kept = kept_rows(nest, lanes, members, most)
-        if kept is None and (kept := kept_rows(nest, _even(nest, lanes), members, most)):
-            lanes = _even(nest, lanes)
+        even = _even(nest, lanes)
+        if kept is None and even != lanes:
+            kept = kept_rows(nest, even, members, most)
+            lanes = lanes if kept is None else even
     elsewhere = kept.temps if kept is not None else {}
     row = temp_bytes(t for i, t in enumerate(nest.temps, len(nest.args)) if i not in elsewhere)
     limit = max(_MODERATE_SHARED, row)
