@@ -98,7 +98,7 @@ class _Forms:
         )
 
     def _lasts(self, position: int) -> bool:
-        """Whether no part writes an argument in memory, and all of it is there in every run."""
+        """Whether an argument is in memory, whole in every run, and no part writes it."""
         segment = self.segment
         if any(position == copied for copied, _ in segment.copied):
             return False
