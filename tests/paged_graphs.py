@@ -66,10 +66,11 @@ def arrays_of(g: Graph, rows: int) -> dict[str, Array]:
 
 
 def blank_unread(arrays: dict[str, Array], window: int | None) -> None:
-    """NaN in all places of pools of 64 positions a block that no row attends to."""
+    """NaN in all places of pools that no row attends to."""
+    length = arrays["keys"].shape[1]
     seen = np.zeros(arrays["keys"].shape[:2], bool)
     for sequence, position in zip(arrays["sequence"], arrays["position"], strict=True):
         for p in range(0 if window is None else max(0, position - window + 1), position + 1):
-            seen[arrays["table"][sequence, p // 64], p % 64] = True
+            seen[arrays["table"][sequence, p // length], p % length] = True
     for pool in ("keys", "values"):
         arrays[pool][~seen] = np.nan

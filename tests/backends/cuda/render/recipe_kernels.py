@@ -37,11 +37,15 @@ def _kernels(name: str, dtype: str, optimize: bool) -> Iterator[CudaKernel]:
     return kernels_of(graph, optimize)
 
 
-def kernels_of(graph: ost.Graph, optimize: bool = True) -> Iterator[CudaKernel]:
-    """The kernels of a graph."""
-    options = ost.CompileOptions(optimize=optimize)
+def kernels_of(
+    graph: ost.Graph, optimize: bool = True, *, rounds: bool = False
+) -> Iterator[CudaKernel]:
+    """The kernels of a graph; `rounds`: float32 rows beside bfloat16 weights may be rounded."""
+    options = ost.CompileOptions(optimize=optimize, bfloat16_dots=rounds)
     lowered, _ = run_passes(graph, capabilities=CAPABILITIES, optimize=optimize)
-    program, _ = lower_for_cuda(lowered, lowering_options(options), facts=graph_facts(graph))
+    program, _ = lower_for_cuda(
+        lowered, lowering_options(options, capability=90), facts=graph_facts(graph)
+    )
     for call in (*program.prepare, *program.calls):
         if isinstance(call.kernel, CudaKernel):
             yield call.kernel

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
-from ostinato.backends.cuda.render import paged_tiles
+from ostinato.backends.cuda.render import paged_groups, paged_tiles
 from ostinato.backends.cuda.rules.paged_attention import PagedAttention
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.target import CudaTarget
@@ -48,6 +49,17 @@ TILES: list[dict[str, Any]] = [
     {"rows": 24, "heads": (2, 2), "depth": (32, 32), "table": (2, 2), "scale": -0.7, "sinks": True},
 ]
 
+#: Many rows, rounded, for groups of warps.
+GROUPS: list[dict[str, Any]] = [
+    {"rows": 20, "heads": (4, 1), "depth": (64, 64), "table": (2, 2)},
+    {"rows": 22, "heads": (3, 1), "depth": (64, 64), "blocks": (18, 16), "table": (2, 9)},
+    {"rows": 17, "heads": (5, 1), "depth": (48, 64), "window": 100, "sinks": True, "table": (2, 3)},
+    {"rows": 18, "heads": (1, 1), "depth": (128, 128), "blocks": (3, 128), "table": (2, 1)},
+    {"rows": 20, "dtype": "bfloat16", "depth": (64, 64), "window": 1, "table": (2, 2)},
+    {"rows": 18, "depth": (80, 64), "scale": -0.7, "softcap": 4.0, "sinks": True, "table": (1, 2)},
+    {"rows": 70, "heads": (2, 2), "depth": (16, 64), "blocks": (3, 256), "table": (1, 1)},
+]
+
 
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
@@ -78,6 +90,48 @@ def test_tiles(session: ost.Session, case: dict[str, Any]) -> None:
     check(session, case)
 
 
+def in_groups(kernel: Any) -> bool:
+    target = CudaTarget.of_arch("sm_90")
+    return isinstance(kernel, PagedAttention) and paged_groups.fits(kernel, target)
+
+
+ROUNDS = ost.CompileOptions(bfloat16_dots=True)
+
+
+@pytest.mark.parametrize("case", GROUPS, ids=str)
+def test_groups(session: ost.Session, case: dict[str, Any]) -> None:
+    """Rows apart, runs of neighbouring positions, and rows that attend to nothing."""
+    g = attend(**case)
+    assert any(map(in_groups, kernels_of(g, rounds=True)))
+    compiled = session.compile(g, options=ROUNDS)
+    rows = case["rows"]
+    arrays = arrays_of(g, rows)
+    sequences, pages = g.inputs["table"].shape
+    keys = pages * arrays["keys"].shape[1]
+    counts = (rows // 5, rows // 5 * 3, rows - rows // 5 * 4)
+    starts = (keys - counts[0], 0, -3)
+    positions = [np.arange(n) + start for n, start in zip(counts, starts, strict=True)]
+    arrays["position"] = np.concatenate(positions).astype(np.int32)
+    arrays["position"][: counts[0] : 3] //= 2
+    arrays["sequence"] = (np.arange(rows) >= counts[0]).astype(np.int32) % sequences
+    blank_unread(arrays, case.get("window"))
+    check_rounded(compiled, g, arrays)
+    arrays["position"][:] = -1
+    check_rounded(compiled, g, arrays)
+
+
+def check_rounded(compiled: ost.CompiledGraph, g: ost.Graph, arrays: dict[str, Any]) -> None:
+    rounded = {**arrays}
+    for name, array in arrays.items():
+        if array.dtype == np.float32 and name == "q":
+            rounded[name] = array.astype(ml_dtypes.bfloat16).astype(np.float32)
+        elif name in ("keys", "values"):
+            rounded[name] = np.nan_to_num(array.astype(np.float32)).astype(array.dtype)
+    (got,), (want,) = compiled.run(arrays), evaluate(g, rounded)
+    exact = [np.asarray(x).astype(np.float64) for x in (got, want)]
+    np.testing.assert_allclose(*exact, rtol=1e-2, atol=1e-2)
+
+
 def is_tiled(kernel: Any) -> bool:
     target = CudaTarget.of_arch("sm_90")
     return isinstance(kernel, PagedAttention) and paged_tiles.fits(kernel, target)
@@ -89,8 +143,10 @@ PROMPT = {"rows": 512, "heads": (32, 8), "depth": (64, 64), "blocks": (64, 64), 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_kernels_compile(arch: str) -> None:
-    for case in (*ROWS[1:9:2], *TILES[::3], PROMPT):
-        for kernel in kernels_of(attend(**case)):
+    cases = [(case, False) for case in (*ROWS[1:9:2], *TILES[::3], PROMPT)]
+    cases += [(case, True) for case in (*GROUPS[::3], PROMPT)]
+    for case, rounds in cases:
+        for kernel in kernels_of(attend(**case), rounds=rounds):
             compile_text(kernel.source(CudaTarget.of_arch(arch)), arch)
 
 

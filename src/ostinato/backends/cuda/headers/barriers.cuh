@@ -5,7 +5,7 @@
 namespace ost {
 
 // A phase ends with so many arrivals, once all bytes that were announced are there.
-struct phased_barrier {
+struct alignas(8) phased_barrier {
     unsigned words[2];  // of a host: the arrivals; the arrivals of a phase, and 1024 for each byte
 };
 
@@ -96,6 +96,28 @@ inline bool barrier_await(phased_barrier* barrier, unsigned parity) {
         if (++polls == 1u << 24) return false;
     }
     return true;
+}
+
+// What a thread writes before it arrives, and others read behind the phase: of whole words.
+template <class T>
+inline void tell(T* to, const T& value) {
+#ifdef __CUDA_ARCH__
+    *to = value;
+#else
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++)
+        relaxed_store((unsigned*)to + i, ((const unsigned*)&value)[i]);
+#endif
+}
+template <class T>
+inline T told(const T* from) {
+#ifdef __CUDA_ARCH__
+    return *from;
+#else
+    T value;
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++)
+        ((unsigned*)&value)[i] = relaxed_load((const unsigned*)from + i);
+    return value;
+#endif
 }
 
 }  // namespace ost

@@ -137,4 +137,16 @@ inline bool is_nan(T x) {
     return x != x;
 }
 
+#ifndef __CUDA_ARCH__
+// Of a host: accesses to what other threads access meanwhile.
+template <class T>
+inline T relaxed_load(const T* from) {
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+template <class T>
+inline void relaxed_store(T* to, T value) {
+    __atomic_store_n(to, value, __ATOMIC_RELAXED);
+}
+#endif
+
 }  // namespace ost

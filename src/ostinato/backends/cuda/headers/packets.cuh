@@ -21,19 +21,11 @@ inline bool are_there(Word word) {
 
 // Loads and stores that see, and are seen by, other blocks.
 #ifndef __CUDA_ARCH__
-template <class T>
-inline T relaxed_load(const T* from) {
-    return __atomic_load_n(from, __ATOMIC_RELAXED);
-}
 template <int Count>
 inline vector<unsigned, Count> relaxed_load(const vector<unsigned, Count>* from) {
     vector<unsigned, Count> found;
     for (int i = 0; i < Count; i++) found.at[i] = relaxed_load(&from->at[i]);
     return found;
-}
-template <class T>
-inline void relaxed_store(T* to, T value) {
-    __atomic_store_n(to, value, __ATOMIC_RELAXED);
 }
 template <int Count>
 inline void relaxed_store(vector<unsigned, Count>* to, const vector<unsigned, Count>& value) {

@@ -411,7 +411,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         "stage": _KEYS * (key_pitch + value_pitch),
     }
     if is_plain(attention):
-        limits, holds = key_limits(attention, "key", "end", 6)
+        limits, holds = key_limits("key", "end", 6, causal=spec.causal, window=spec.window)
         score = _PLAIN.substitute(places, limits=limits, holds=holds)
     else:
         found = score_text(attention, frame, names, 7, "product", "score")

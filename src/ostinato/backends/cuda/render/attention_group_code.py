@@ -6,21 +6,37 @@
 from __future__ import annotations
 
 from string import Template
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.render.attention_group_shapes import CHUNK
+from ostinato.backends.cuda.render.packed_stores import packed_stores, store_lanes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.backends.cuda.render.frame import Frame
+    from ostinato.backends.cuda.render.packed_stores import Results
+    from ostinato.variables import Symbol
 
 __all__ = [
     "BODY",
     "CHUNKS",
     "COMPUTED",
     "COPIED",
+    "COPYING",
+    "COPY_BEGIN",
+    "COPY_END",
     "GENERAL",
     "PLAIN",
     "SOURCE",
-    "STORED_EIGHT",
-    "STORED_PAIR",
-    "STORED_SINGLY",
+    "START",
+    "TILES",
+    "stored",
 ]
 
-BODY = Template("""\
+#: A block's shared memory, its barriers, and its groups; then the items that it has by turns, and
+#: the beginning of the group that copies.
+START = """\
     extern __shared__ __align__(1024) unsigned char ${name}_memory[];
     __shared__ ost::phased_barrier arrived[$slots], emptied[$slots], turns[$groups];
     unsigned short* const queries = (unsigned short*)${name}_memory;
@@ -38,33 +54,6 @@ BODY = Template("""\
 $wait
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
-    // A tile has rows of one head where that has enough of them.
-    const bool apart = length >= 64;
-    const int heads = apart ? (int)(rows / length) : 1, head_rows = (int)(rows / heads);
-    const int head_tiles = (head_rows + 63) / 64, tiles = head_tiles * heads;
-    const int sets = (tiles + $groups - 1) / $groups, items = (int)points * sets;
-    // Tiles of later positions come first: their rows attend to most keys.
-    auto first_row_of = [&](int tile) {
-        return tile % heads * head_rows + (head_tiles - 1 - tile / heads) * 64;
-    };
-    auto end_of = [&](int tile) { return (tile % heads + 1) * head_rows; };
-    // Keys that any row of some tiles attends to, by their first and last positions.
-    auto range_of = [&](int first_tile, int last_tile, int& first_key, int& end_key) {
-        [[maybe_unused]] long long least = keys - length, most = keys - 1;
-        if (apart) {
-            const int last_row = (head_tiles - 1 - first_tile / heads) * 64 + 63;
-            least += (head_tiles - 1 - last_tile / heads) * 64;
-            most = (last_row < length ? last_row : length - 1) + keys - length;
-        }
-        long long low = 0, high = keys;
-$range
-        first_key = (int)low / $keys * $keys;
-        end_key = (int)high;
-    };
-    // The last set may be short of tiles.
-    auto last_of = [&](int set) {
-        return set * $groups + $groups <= tiles ? set * $groups + $groups - 1 : tiles - 1;
-    };
     // No call may stand beside the products of groups, or ptxas has each of them waited for.
     auto await = [](ost::phased_barrier* barrier, unsigned phase) {
         if (!ost::barrier_await(barrier, phase))
@@ -85,6 +74,8 @@ $range
             parity ^= 1;
         }
     };
+"""
+COPYING = """\
     if (group == $groups) {
         ost::give_registers<$copying>();
         int shown = 0;
@@ -93,63 +84,10 @@ $range
             ost::barrier_arrive(arrived + shown);
             shown = shown + 1 == $slots ? 0 : shown + 1;
         };
-        for (int round = 0, item; (item = item_of(round)) < items; round++) {
-            [[maybe_unused]] const long long point = item % (int)points;
-            const int set = item / (int)points;
-$batch
-            int low, high;
-            range_of(set * $groups, last_of(set), low, high);
-$key_source
-$value_source
-            bool behind = false;
-            for (int start = low; start < high; start += $keys) {
-$load_keys
-$load_values
-            }
-            if (behind) {
-                ost::copy_wait<0>();
-                show();
-            }
-        }
-        return;
-    }
-    ost::take_registers<$registers>();
-    const int g = lane / 4, t = lane % 4;
-    unsigned short* const own_queries = queries + group * $query_tile;
-    auto bring_queries = [&](int item) {
-        [[maybe_unused]] const long long point = item % (int)points;
-        const int tile = item / (int)points * $groups + group;
-        const int first_row = tile < tiles ? first_row_of(tile) : 0;
-        const int end = tile < tiles ? end_of(tile) : 0;
-$batch
-$bring
-    };
-    // Groups multiply queries in turn: while one does, the others compute weights.
-    unsigned turn = group == 0;
-    if (item_of(0) < items)
-        bring_queries(item_of(0));
-    for (int round = 0, item; (item = item_of(round)) < items; round++) {
-        [[maybe_unused]] const long long point = item % (int)points;
-        const int set = item / (int)points, given = set * $groups + group;
-        const int tile = given < tiles ? given : tiles - 1, end = given < tiles ? end_of(tile) : 0;
-        const int own_row = first_row_of(tile) + warp * 16 + g;
-$batch
-        int low, high;
-        range_of(set * $groups, last_of(set), low, high);
-        // Keys from `sure` to `certain` have a score with every row of the tile.
-        [[maybe_unused]] long long sure = low, certain = high;
-        if (apart) {
-            const int first = (head_tiles - 1 - tile / heads) * 64;
-            [[maybe_unused]] const long long least = first + keys - length;
-            [[maybe_unused]] const long long most = least + 63;
-$certain
-        } else {
-            certain = $unsure;
-        }
-        [[maybe_unused]] int positions[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            positions[half] = (int)((own_row + half * 8) % length + keys - length);
+"""
+
+#: The tiles of keys from ``low`` to ``high``: what the rows of a group gather of them.
+TILES = """\
         float sums[$features / 8][4] = {}, scores[$keys / 8][4];
         float greatest[2] = {$minus_infinity, $minus_infinity}, totals[2] = {}, correction[2];
         unsigned weights[$keys / 16][4];
@@ -250,6 +188,97 @@ $score
             multiply_weights(slot);
             advance(1);
         }
+"""
+
+_ITEMS = """\
+    // A tile has rows of one head where that has enough of them.
+    const bool apart = length >= 64;
+    const int heads = apart ? (int)(rows / length) : 1, head_rows = (int)(rows / heads);
+    const int head_tiles = (head_rows + 63) / 64, tiles = head_tiles * heads;
+    const int sets = (tiles + $groups - 1) / $groups, items = (int)points * sets;
+    // Tiles of later positions come first: their rows attend to most keys.
+    auto first_row_of = [&](int tile) {
+        return tile % heads * head_rows + (head_tiles - 1 - tile / heads) * 64;
+    };
+    auto end_of = [&](int tile) { return (tile % heads + 1) * head_rows; };
+    // Keys that any row of some tiles attends to, by their first and last positions.
+    auto range_of = [&](int first_tile, int last_tile, int& first_key, int& end_key) {
+        [[maybe_unused]] long long least = keys - length, most = keys - 1;
+        if (apart) {
+            const int last_row = (head_tiles - 1 - first_tile / heads) * 64 + 63;
+            least += (head_tiles - 1 - last_tile / heads) * 64;
+            most = (last_row < length ? last_row : length - 1) + keys - length;
+        }
+        long long low = 0, high = keys;
+$range
+        first_key = (int)low / $keys * $keys;
+        end_key = (int)high;
+    };
+    // The last set may be short of tiles.
+    auto last_of = [&](int set) {
+        return set * $groups + $groups <= tiles ? set * $groups + $groups - 1 : tiles - 1;
+    };
+"""
+_BETWEEN = """\
+        for (int round = 0, item; (item = item_of(round)) < items; round++) {
+            [[maybe_unused]] const long long point = item % (int)points;
+            const int set = item / (int)points;
+$batch
+            int low, high;
+            range_of(set * $groups, last_of(set), low, high);
+$key_source
+$value_source
+            bool behind = false;
+            for (int start = low; start < high; start += $keys) {
+$load_keys
+$load_values
+            }
+            if (behind) {
+                ost::copy_wait<0>();
+                show();
+            }
+        }
+        return;
+    }
+    ost::take_registers<$registers>();
+    const int g = lane / 4, t = lane % 4;
+    unsigned short* const own_queries = queries + group * $query_tile;
+    auto bring_queries = [&](int item) {
+        [[maybe_unused]] const long long point = item % (int)points;
+        const int tile = item / (int)points * $groups + group;
+        const int first_row = tile < tiles ? first_row_of(tile) : 0;
+        const int end = tile < tiles ? end_of(tile) : 0;
+$batch
+$bring
+    };
+    // Groups multiply queries in turn: while one does, the others compute weights.
+    unsigned turn = group == 0;
+    if (item_of(0) < items)
+        bring_queries(item_of(0));
+    for (int round = 0, item; (item = item_of(round)) < items; round++) {
+        [[maybe_unused]] const long long point = item % (int)points;
+        const int set = item / (int)points, given = set * $groups + group;
+        const int tile = given < tiles ? given : tiles - 1, end = given < tiles ? end_of(tile) : 0;
+        const int own_row = first_row_of(tile) + warp * 16 + g;
+$batch
+        int low, high;
+        range_of(set * $groups, last_of(set), low, high);
+        // Keys from `sure` to `certain` have a score with every row of the tile.
+        [[maybe_unused]] long long sure = low, certain = high;
+        if (apart) {
+            const int first = (head_tiles - 1 - tile / heads) * 64;
+            [[maybe_unused]] const long long least = first + keys - length;
+            [[maybe_unused]] const long long most = least + 63;
+$certain
+        } else {
+            certain = $unsure;
+        }
+        [[maybe_unused]] int positions[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            positions[half] = (int)((own_row + half * 8) % length + keys - length);
+"""
+_END = """\
         if (item_of(round + 1) < items)
             bring_queries(item_of(round + 1));
         ost::group_wait<0>();
@@ -265,7 +294,9 @@ $score
 $store
         }
     }
-""")
+"""
+
+BODY = Template(f"{START}{_ITEMS}{COPYING}{_BETWEEN}{TILES}{_END}")
 
 #: The first chunk of a thread in a tile of keys or values, and how far the next line's is.
 SOURCE = Template("""\
@@ -278,14 +309,28 @@ $place
             }
 $step""")
 
-#: Copies a tile. It is shown once the next one is under way, or has no room yet.
-CHUNKS = Template("""\
+#: In front of the copies of a tile, and behind them. It is shown once the next one is under way, or
+#: has no room yet.
+COPY_BEGIN = """\
                 if (behind && !ost::barrier_passed(emptied + slot, parity ^ 1)) {
                     ost::copy_wait<0>();
                     show();
                     behind = false;
                 }
                 await(emptied + slot, parity ^ 1);
+"""
+COPY_END = """\
+                ost::copy_commit();
+                advance(1);
+                if (behind) {
+                    ost::copy_wait<1>();
+                    show();
+                }
+                behind = true;"""
+
+CHUNKS = Template(
+    COPY_BEGIN
+    + """\
 #pragma unroll
                 for (int i = 0; i < $passes; i++) {
                     const int line = ${what}_line + i * $lines;
@@ -297,13 +342,9 @@ CHUNKS = Template("""\
                         );
                 }
                 ${what}_from += ${what}_step * $keys;
-                ost::copy_commit();
-                advance(1);
-                if (behind) {
-                    ost::copy_wait<1>();
-                    show();
-                }
-                behind = true;""")
+"""
+    + COPY_END
+)
 
 #: Queries that chunks of memory have, and those that are computed: each warp brings its rows.
 COPIED = Template("""\
@@ -378,7 +419,7 @@ $score
 
 #: Stores of eight neighbouring features, which four lanes have of as many rows, and of two of them,
 #: together and one by one.
-STORED_EIGHT = Template("""\
+_STORED_EIGHT = Template("""\
 #pragma unroll
             for (int j = 0; j < $features / 8; j += 4) {
                 ost::pack<float, 8> totals_of_eight;
@@ -394,14 +435,14 @@ STORED_EIGHT = Template("""\
                         totals_of_eight.at[2 * i + e] = held[i];
                 }
                 const long long n = (j + t) * 8;
-                if (m < end) {
+                if ($holds) {
 $store
                 }
             }""")
-STORED_PAIR = Template("""\
+_STORED_PAIR = Template("""\
 #pragma unroll
             for (int j = 0; j < $features / 8; j++) {
-                if (m < end) {
+                if ($holds) {
                     const long long n = j * 8 + t * 2;
                     ost::pack<float, 2> totals_of_pair;
 #pragma unroll
@@ -410,10 +451,10 @@ STORED_PAIR = Template("""\
 $store
                 }
             }""")
-STORED_SINGLY = Template("""\
+_STORED_SINGLY = Template("""\
 #pragma unroll
             for (int j = 0; j < $features / 8; j++) {
-                if (m < end) {
+                if ($holds) {
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         const long long n = j * 8 + t * 2 + e;
@@ -422,3 +463,31 @@ $store
                     }
                 }
             }""")
+
+
+def stored(
+    frame: Frame,
+    results: Results,
+    features: int,
+    names: Mapping[Symbol, str],
+    holds: str,
+) -> str:
+    """Statements that store the features of a row, as many at once as there may be.
+
+    Args:
+        frame: of the kernel.
+        results: its result.
+        features: of a row.
+        names: by axis, the variable that has its value.
+        holds: the condition on rows whose features are stored.
+    """
+    places = {"features": features, "holds": holds}
+    lanes = store_lanes(results)
+    if lanes >= CHUNK:
+        text = packed_stores(frame, results, CHUNK, 5, names, "totals_of_eight")
+        return _STORED_EIGHT.substitute(places, store=text)
+    if lanes > 1:
+        text = packed_stores(frame, results, 2, 5, names, "totals_of_pair")
+        return _STORED_PAIR.substitute(places, store=text)
+    text = frame.stores(results.stores, results.acc, 6, names, "total")
+    return _STORED_SINGLY.substitute(places, store=text)

@@ -17,6 +17,7 @@ __all__ = [
     "MOST",
     "SLACK",
     "exponent",
+    "exponent_of",
     "is_plain",
     "key_limits",
     "sure_keys",
@@ -43,7 +44,12 @@ def is_plain(attention: AttentionKernel) -> bool:
 
 def exponent(attention: AttentionKernel) -> str:
     """The factor from scores to powers of 2."""
-    return f"{_LOG2E * (attention.spec.scale if is_plain(attention) else 1)!r}f"
+    return exponent_of(attention.spec.scale if is_plain(attention) else 1)
+
+
+def exponent_of(scale: float) -> str:
+    """The factor to powers of 2, from scores that are to be multiplied by a scale first."""
+    return f"{_LOG2E * scale!r}f"
 
 
 def sure_keys(attention: AttentionKernel) -> str:
@@ -56,19 +62,23 @@ def sure_keys(attention: AttentionKernel) -> str:
     return "\n".join(f"            {line}" for line in lines)
 
 
-def key_limits(attention: AttentionKernel, key: str, end: str, depth: int) -> tuple[str, str]:
+def key_limits(
+    key: str, end: str, depth: int, *, causal: bool, window: int | None
+) -> tuple[str, str]:
     """Statements that find the keys that a row attends to, and the condition on one.
 
     Args:
         key: the variable that has its number within the tile.
         end: the one that has the end of such keys.
         depth: of the statements' indentation.
+        causal: whether a row attends to no key behind its position.
+        window: the keys up to its position that it attends to; ``None``: all.
     """
     lines, holds = [], [f"{key} < {end}"]
-    if attention.spec.causal:
+    if causal:
         lines.append("before = position + 1 < high ? position + 1 : high;")
-    if attention.spec.window is not None:
-        lines.append(f"first = position - {attention.spec.window - 1};")
+    if window is not None:
+        lines.append(f"first = position - {window - 1};")
         holds.append(f"{key} >= begin")
     text = "\n".join(f"{' ' * 4 * depth}{line}" for line in lines)
     return text, " && ".join(holds)

@@ -1,19 +1,25 @@
-"""The sequence of a row of paged attention, and the places of its keys."""
+"""The sequence and the queries of a row of paged attention, and the places of its keys."""
 
 from __future__ import annotations
 
 from string import Template
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import INT64
+from ostinato.backends.common.clike.vectors import run_of
+from ostinato.dtypes import BFLOAT16, FLOAT32, INT64
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.backends.cuda.render.frame import Frame
     from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
-    from ostinato.variables import Dim
+    from ostinato.variables import Dim, Symbol
 
-__all__ = ["places_text", "sizes_of"]
+__all__ = ["has_vectors", "places_text", "query_text", "sizes_of"]
+
+#: Elements of 16 bytes.
+_CHUNK = 8
 
 #: Numbers are taken as ``take`` takes indices.
 _PLACES = Template("""\
@@ -60,4 +66,30 @@ def places_text(kernel: PagedAttentionKernel, frame: Frame) -> str:
             spec.table, INT64, 2, {spec.owner: "owner", spec.page: "page"}, "number"
         ),
         positions=max_extent(spec.place),
+    )
+
+
+def query_text(kernel: PagedAttentionKernel, frame: Frame, names: Mapping[Symbol, str]) -> str:
+    """Statements that assign four neighbouring elements of a query to ``elements[b]``."""
+    spec, target = kernel.spec, "elements[b]"
+    run = run_of(spec.q, spec.depth, max_extent(spec.depth))
+    if run is not None and run.count % 4 == 0:
+        return frame.vector(spec.q, run.load, 4, FLOAT32, 5, names, target)
+    return frame.elements(spec.q, spec.depth, 4, FLOAT32, 5, names, target)
+
+
+def has_vectors(kernel: PagedAttentionKernel) -> bool:
+    """Whether keys and values are bfloat16 without scales, in vectors of 16 bytes."""
+    spec = kernel.spec
+    runs = (
+        (load, run_of(load, symbol, max_extent(symbol)))
+        for load, symbol in ((spec.k, spec.depth), (spec.v, spec.column))
+    )
+    return (
+        spec.acc == FLOAT32
+        and spec.k_scale is None
+        and all(
+            load.dtype == BFLOAT16 and run is not None and run.count % _CHUNK == 0
+            for load, run in runs
+        )
     )

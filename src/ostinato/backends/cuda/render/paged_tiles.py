@@ -12,25 +12,25 @@ one number each.
 
 from __future__ import annotations
 
-import math
 from string import Template
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
-from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.render.attention_scores import MINUS_INFINITY, SLACK
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
-from ostinato.backends.cuda.render.paged_places import places_text, sizes_of
-from ostinato.dtypes import BFLOAT16, FLOAT32
+from ostinato.backends.cuda.render.paged_places import (
+    has_vectors,
+    places_text,
+    query_text,
+    sizes_of,
+)
+from ostinato.backends.cuda.render.paged_scores import capped_text, exponent, sink_text
+from ostinato.dtypes import FLOAT32
 from ostinato.lower.loopir.nodes import max_extent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.lower.loopir.nodes import Load
-    from ostinato.variables import Symbol
 
 __all__ = ["fits", "launch", "source"]
 
@@ -46,6 +46,9 @@ _KEYS, _CHUNK = 64, 8
 #: Fours of elements of queries that a thread loads together.
 _BATCH = 8
 
+#: Elements of a row's queries up to which the block keeps them in registers.
+_HELD = 128
+
 #: Rows up to which each has blocks of its own, and features of a query and of a value, at most.
 _FEW_ROWS, _MOST_FEATURES = 16, 256
 
@@ -56,6 +59,9 @@ _BODY = Template("""\
     long long* const positions = (long long*)(stages + $stages * $stage);
     long long* const sequences = positions + $rows;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const auto within_tile = [](long long key) {
+        return (int)ost::maximum(ost::minimum(key, ${keys}LL), 0LL);
+    };
 $places
     const long long row_blocks = (rows + $rows - 1) / $rows;
     for (long long item = blockIdx.x; item < row_blocks * ${shared_heads}LL * $member_blocks;
@@ -99,6 +105,16 @@ $query
             }
         }
         __syncthreads();
+        const auto load_queries = [&](unsigned (&a)[$parts][4], int i) {
+#pragma unroll
+            for (int part = 0; part < $parts; part++)
+                ost::load_matrices(
+                    a[part],
+                    queries + (part * $stacked + warp * 16 + lane % 16) * $key_pitch + i * 16
+                        + lane / 16 * 8
+                );
+        };
+$held_fragments
         for (int first = 0, next; first < there; first = next) {
             const long long owner = sequences[first];
             for (next = first + 1; next < there; next++)
@@ -116,6 +132,8 @@ $query
                 own_end[half] = position + 1;
                 own_first[half] = $begin;
             }
+            // Keys from `sure` to `certain` have a score with every row of the run.
+            const long long sure = $sure, certain = position + 1;
             const int tiles = high > low ? (int)((high - low + $keys - 1) / $keys) : 0;
 $first_block
             const auto load = [&](int number) {
@@ -163,15 +181,7 @@ $value
                 float scores[$keys / 8][4] = {};
 #pragma unroll
                 for (int i = 0; i < $depth / 16; i++) {
-                    unsigned a[$parts][4];
-#pragma unroll
-                    for (int part = 0; part < $parts; part++)
-                        ost::load_matrices(
-                            a[part],
-                            queries
-                                + (part * $stacked + warp * 16 + lane % 16) * $key_pitch
-                                + i * 16 + lane / 16 * 8
-                        );
+$fragments
 #pragma unroll
                     for (int j = 0; j < $keys / 16; j++) {
                         unsigned b[4];
@@ -191,36 +201,49 @@ $value
                         }
                     }
                 }
+$capped
                 const long long start = low + (long long)number * $keys;
+                if (start < sure || start + $keys > certain) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const int begin = within_tile(own_first[half] - start) - t * 2;
+                        const int end = within_tile(own_end[half] - start) - t * 2;
+#pragma unroll
+                        for (int j = 0; j < $keys / 4; j++) {
+                            const int place = j / 2 * 8 + j % 2;
+                            float* const score = &scores[j / 2][2 * half + j % 2];
+                            *score = place >= begin && place < end ? *score : $minus_infinity;
+                        }
+                    }
+                }
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     float most = greatest[half];
 #pragma unroll
-                    for (int j = 0; j < $keys / 4; j++) {
-                        float* const score = &scores[j / 2][2 * half + j % 2];
-                        const long long key = start + j / 2 * 8 + t * 2 + j % 2;
-                        const bool kept = key >= own_first[half] && key < own_end[half];
-                        const float scaled = *score * $scale;
-                        *score = kept ? $capped : $minus_infinity;
-                        most = ::fmaxf(most, *score);
-                    }
+                    for (int j = 0; j < $keys / 4; j++)
+                        most = ::fmaxf(most, scores[j / 2][2 * half + j % 2]);
 #pragma unroll
                     for (int step = 1; step < 4; step *= 2)
                         most = ::fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
-                    const float base = most == $minus_infinity ? 0 : most;
-                    const float correction =
-                        greatest[half] == most ? 1 : ost::exp(greatest[half] - base);
+                    // A score that is not much greater leaves what was summed before as it is.
+                    if ((most - greatest[half]) * $exponent <= $slack)
+                        most = greatest[half];
+                    const float shift = most == $minus_infinity ? 0 : -most * $exponent;
+                    const float fall = (greatest[half] - most) * $exponent;
+                    const float correction = greatest[half] == most ? 1 : ost::exp2_of_score(fall);
                     greatest[half] = most;
                     totals[half] *= correction;
 #pragma unroll
                     for (int j = 0; j < $keys / 4; j++) {
                         float* const score = &scores[j / 2][2 * half + j % 2];
-                        *score = ost::exp2_of_score((*score - base) * $log2e);
+                        *score = ost::exp2_of_score(ost::add_product(*score, $exponent, shift));
                         totals[half] += *score;
                     }
+                    if (__any_sync(0xFFFFFFFFu, correction != 1)) {
 #pragma unroll
-                    for (int j = 0; j < $features / 4; j++)
-                        sums[j / 2][2 * half + j % 2] *= correction;
+                        for (int j = 0; j < $features / 4; j++)
+                            sums[j / 2][2 * half + j % 2] *= correction;
+                    }
                 }
 #pragma unroll
                 for (int i = 0; i < $keys / 16; i++) {
@@ -302,15 +325,16 @@ _PLACE = Template("""\
                     const long long block = block_at(owner, key / $positions);
                     const long long place = key % $positions;""")
 
-#: A score that counts without a key.
-_SINK = Template("""\
-                    float sink;
-$element
-                    if (sink != $minus_infinity) {
-                        const float most = ::fmaxf(greatest[half], sink);
-                        scale = ost::exp(greatest[half] - most);
-                        weights = weights * scale + ost::exp(sink - most);
-                    }""")
+#: Queries as tensor cores take them: all in registers, or loaded for each tile.
+_HELD_FRAGMENTS = Template("""\
+        unsigned held[$depth / 16][$parts][4];
+#pragma unroll
+        for (int i = 0; i < $depth / 16; i++) load_queries(held[i], i);""")
+_FRAGMENTS_HELD = Template("""\
+                    const unsigned(&a)[$parts][4] = held[i];""")
+_FRAGMENTS_LOADED = Template("""\
+                    unsigned a[$parts][4];
+                    load_queries(a, i);""")
 
 
 def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
@@ -321,12 +345,9 @@ def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
         target.capability >= _CAPABILITY
         and kernel.splits == 1
         and max_extent(spec.row) > _FEW_ROWS
-        and spec.acc == FLOAT32
-        and spec.k_scale is None
         and not (depth % 16 or features % 16)
         and 0 < features <= _MOST_FEATURES >= depth
-        and _is_vector(spec.k, spec.depth, depth)
-        and _is_vector(spec.v, spec.column, features)
+        and has_vectors(kernel)
         and _shared_bytes(kernel, 1) <= target.shared_bytes_per_block
     )
 
@@ -343,26 +364,21 @@ def launch(kernel: PagedAttentionKernel, target: CudaTarget) -> Launch:
 def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel."""
     spec = kernel.spec
-    frame, dialect = Frame(kernel, spec.operands, [spec.store]), CudaDialect()
-    lowest = dialect.literal(FLOAT32, float("-inf"))
+    frame = Frame(kernel, spec.operands, [spec.store])
     key_pitch, value_pitch = _pitches(kernel)
     names = {spec.depth: "d", spec.column: "n", spec.place: "place", spec.block: "block"}
     names |= {spec.row: "row", spec.shared: "shared", spec.member: "member"}
-    capped, sink = "scaled", ""
-    if spec.softcap is not None:
-        cap = dialect.literal(FLOAT32, spec.softcap)
-        capped = f"ost::multiply({cap}, ost::tanh(ost::divide(scaled, {cap})))"
-    if spec.sink is not None:
-        element = frame.element(spec.sink, FLOAT32, 5, names, "sink")
-        sink = _SINK.substitute(element=element, minus_infinity=lowest)
     positions = max_extent(spec.place)
     whole = positions % _KEYS == 0
-    begin = "0LL"
+    begin, sure = "0LL", "low"
     if spec.window is not None:
-        begin = f"position - {spec.window - 1}"
+        begin, sure = f"position - {spec.window - 1}", f"high - {spec.window}"
+    depth = max_extent(spec.depth)
+    sizes = {"depth": depth, "parts": _parts(kernel)}
+    held = depth * _parts(kernel) <= _HELD
     text = _BODY.substitute(
+        sizes,
         name=kernel.name,
-        parts=_parts(kernel),
         places=places_text(kernel, frame),
         stacked=_STACKED,
         threads=_THREADS,
@@ -375,40 +391,27 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
         first_block=_FIRST_BLOCK.substitute(positions=positions) if whole else "",
         block_of_tile=_IN_ONE_BLOCK.substitute(positions=positions, keys=_KEYS) if whole else "",
         place=_PLACE_IN_IT if whole else _PLACE.substitute(positions=positions),
-        depth=max_extent(spec.depth),
         features=max_extent(spec.column),
+        held_fragments=_HELD_FRAGMENTS.substitute(sizes) if held else "",
+        fragments=(_FRAGMENTS_HELD if held else _FRAGMENTS_LOADED).substitute(sizes),
         key_pitch=key_pitch,
         value_pitch=value_pitch,
         stage=_KEYS * (key_pitch + value_pitch),
         stages=_stages(kernel, target),
         begin=begin,
-        scale=dialect.literal(FLOAT32, spec.scale),
-        capped=capped,
-        log2e=dialect.literal(FLOAT32, math.log2(math.e)),
-        minus_infinity=lowest,
+        sure=sure,
+        capped=capped_text(spec, _KEYS),
+        exponent=exponent(spec),
+        slack=SLACK,
+        minus_infinity=MINUS_INFINITY,
         batch=_BATCH,
-        query=_query(kernel, frame, names),
+        query=query_text(kernel, frame, names),
         key=frame.address(spec.k, 6, names, "from"),
         value=frame.address(spec.v, 6, names, "from"),
-        sink=sink,
+        sink=sink_text(spec, frame, names),
         store=frame.stores([spec.store], FLOAT32, 7, names, "total"),
     )
     return function(kernel, text, sizes_of(kernel), _THREADS)
-
-
-def _query(kernel: PagedAttentionKernel, frame: Frame, names: Mapping[Symbol, str]) -> str:
-    """Statements that assign four neighbouring elements of a query."""
-    spec, target = kernel.spec, "elements[b]"
-    run = run_of(spec.q, spec.depth, max_extent(spec.depth))
-    if run is not None and run.count % 4 == 0:
-        return frame.vector(spec.q, run.load, 4, FLOAT32, 5, names, target)
-    return frame.elements(spec.q, spec.depth, 4, FLOAT32, 5, names, target)
-
-
-def _is_vector(load: Load, symbol: Symbol, size: int) -> bool:
-    """Whether the features of a key or a value are bfloat16, in vectors of 16 bytes."""
-    run = run_of(load, symbol, size)
-    return load.dtype == BFLOAT16 and run is not None and run.count % _CHUNK == 0
 
 
 def _parts(kernel: PagedAttentionKernel) -> int:

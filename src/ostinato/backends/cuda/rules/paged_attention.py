@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.render import paged_rows, paged_tiles
+from ostinato.backends.cuda.render import paged_groups, paged_rows, paged_tiles
 from ostinato.backends.cuda.rules.attention import CombineParts
 from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
 from ostinato.ir.types import TensorType
@@ -43,17 +43,22 @@ class PagedAttention(PagedAttentionKernel):
         return paged_rows.head_blocks(self) * self.splits
 
     def launch(self, target: CudaTarget) -> Launch:
+        if paged_groups.fits(self, target):
+            return paged_groups.launch(self, target)
         if paged_tiles.fits(self, target):
             return paged_tiles.launch(self, target)
         return paged_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        if paged_groups.fits(self, target):
+            return paged_groups.source(self, target)
         if paged_tiles.fits(self, target):
             return paged_tiles.source(self, target)
         return paged_rows.body(self).kernel(self.name)
 
     def body(self, target: CudaTarget) -> Body | None:
-        return None if paged_tiles.fits(self, target) else paged_rows.body(self)
+        many = paged_groups.fits(self, target) or paged_tiles.fits(self, target)
+        return None if many else paged_rows.body(self)
 
 
 def lower_paged_attention(
