@@ -35,6 +35,9 @@ ROWS: list[dict[str, Any]] = [
     {"rows": 4, "pool": "int8", "sinks": True, "window": 200},
     {"pool": "int8", "heads": (3, 1), "blocks": (9, 5), "depth": (20, 33)},
     {"rows": 0},
+    {"rows": 3, "heads": (20, 1), "depth": (32, 64), "window": 70, "sinks": True},
+    {"rows": 2, "heads": (6, 2), "depth": (64, 32), "softcap": 3.0, "blocks": (30, 16)},
+    {"rows": 4, "dtype": "bfloat16", "heads": (2, 2), "depth": (64, 64), "window": 33},
 ]
 
 #: Many rows on tensor cores.

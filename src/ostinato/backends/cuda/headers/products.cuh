@@ -350,6 +350,15 @@ inline unsigned pair_bits(float low, float high, bfloat16_format) {
 #endif
 }
 
+// A pair of numbers, rounded to bfloat16; it takes what it has from them, so that another pair has
+// their bits below.
+inline unsigned take_pair(float& low, float& high) {
+    const unsigned pair = pair_bits(low, high, bfloat16_format());
+    low -= from_bfloat16((unsigned short)pair);
+    high -= from_bfloat16((unsigned short)(pair >> 16));
+    return pair;
+}
+
 // The lower halves of two words, the first one's below; and the upper halves.
 inline unsigned low_halves(unsigned first, unsigned second) {
 #ifdef __CUDA_ARCH__

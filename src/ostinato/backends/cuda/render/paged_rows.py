@@ -17,6 +17,13 @@ from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
+from ostinato.backends.cuda.render.paged_items import (
+    capped_score,
+    item_text,
+    names_of,
+    store_text,
+    touch_text,
+)
 from ostinato.backends.cuda.render.paged_places import places_text, sizes_of
 from ostinato.lower.loopir.nodes import max_extent
 from ostinato.records import replace
@@ -42,25 +49,6 @@ _SHARED_SUMS = 4 << 10
 
 #: Keys of a thread whose loads are on their way together.
 _KEYS = 2
-
-#: Bytes of memory, and keys, that are brought into the cache before a block has queries.
-_LINE, _TOUCHED_KEYS = 128, 64
-
-#: The head of the loop over items, up to the keys of a part.
-_ITEM = Template("""\
-    for (long long item = own.x; item < rows * ${shared_heads}LL * $head_blocks * $splits;
-         item += all.x) {
-        const int part = (int)(item % $splits);
-        const int first_head = (int)(item / $splits % $head_blocks) * $heads;
-        const int shared = (int)(item / ($splits * $head_blocks) % $shared_heads);
-        const long long row = item / ($splits * $head_blocks * ${shared_heads}LL);
-        const long long owner = owner_of(row), position = position_of(row);
-        const long long first = $first;
-        const long long wanted = position + 1 - first;
-        const long long of_part =
-            ((wanted + $splits - 1) / $splits + $step - 1) / $step * $step;
-        const long long begin = first + part * of_part;
-        const long long end = begin + of_part < position + 1 ? begin + of_part : position + 1;""")
 
 _BODY = Template("""\
 $places
@@ -214,45 +202,6 @@ $store
     }
 """)
 
-#: Brings the first keys and values of a part into the cache that multiprocessors share.
-_TOUCH = Template("""\
-$places
-    const int lane = threadIdx.x % 32;
-$item
-        const int touched = end - begin < $most ? (int)(end - begin) : $most;
-#pragma unroll 1
-        for (int i = lane; i < touched * $lines; i += 32) {
-            const long long key = begin + i / $lines;
-            const long long block = block_at(owner, key / $positions), place = key % $positions;
-            const long long d = i % $lines * $width, n = d;
-            const unsigned char* line;
-            if (d < $depth) {
-$key
-                ost::prefetch_line(line);
-            }
-            if (n < $features) {
-$value
-                ost::prefetch_line(line);
-            }
-        }
-    }
-""")
-
-#: A part's sums, with its greatest score and its total behind them.
-_STORED_PART = Template("""\
-                const long long head = (row * $shared_heads + shared) * $group + member;
-                const long long at = (head * $splits + part) * ($features + 2);
-                b$scratch[at + n] = total;
-                if (n == 0) {
-                    b$scratch[at + $features] = most;
-                    b$scratch[at + $features + 1] = whole;
-                }""")
-
-#: The result of a row that has but one part.
-_STORED_ROW = Template("""\
-                total = total / (whole == 0 ? 1 : whole);
-$store""")
-
 #: A score that counts without a key: the first part has it.
 _SINK = Template("""\
             if (part == 0) {
@@ -301,7 +250,7 @@ def body(kernel: PagedAttentionKernel) -> Body:
     depth, features = max_extent(spec.depth), max_extent(spec.column)
     count, lanes = shape.features, shape.lanes
     groups, warps = _THREADS // lanes, _THREADS // _WARP
-    names = _names(kernel)
+    names = names_of(kernel)
     vectors = [
         f"ost::vector<{dialect.memory_type(load.dtype)}, {count}>" for load in (spec.k, spec.v)
     ]
@@ -311,38 +260,19 @@ def body(kernel: PagedAttentionKernel) -> Body:
         query = frame.vector(spec.q, q.load, count, acc, 5, names, "found")
     else:
         query = frame.elements(spec.q, spec.depth, count, acc, 5, names, "found")
-    if kernel.splits > 1:
-        store = _STORED_PART.substitute(
-            shared_heads=max_extent(spec.shared),
-            group=spec.group,
-            splits=kernel.splits,
-            features=features,
-            scratch=spec.store.buffer,
-        )
-    else:
-        stored = frame.stores([spec.store], acc, 4, names, "total")
-        store = _STORED_ROW.substitute(store=stored)
     lowest, sink = dialect.literal(acc, float("-inf")), ""
     if spec.sink is not None:
         element = frame.element(spec.sink, acc, 4, names, "sink")
         sink = _SINK.substitute(acc=type_, group=spec.group, element=element, minus_infinity=lowest)
-    capped = "score"
-    if spec.softcap is not None:
-        cap = dialect.literal(acc, spec.softcap)
-        capped = f"ost::multiply({cap}, ost::tanh(ost::divide(score, {cap})))"
     sizes = {
         "heads": shape.heads,
-        "shared_heads": max_extent(spec.shared),
-        "head_blocks": head_blocks(kernel),
-        "splits": kernel.splits,
         "step": _KEYS * groups,
         "positions": max_extent(spec.place),
         "depth": depth,
         "features": features,
     }
-    window = spec.window
-    first = "0" if window is None else f"ost::maximum(position - {window - 1}, 0LL)"
-    item, places = _ITEM.substitute(sizes, first=first), places_text(kernel, frame)
+    item = item_text(kernel, shape.heads, _KEYS * groups)
+    places = places_text(kernel, frame)
     text = _BODY.substitute(
         sizes,
         item=item,
@@ -367,37 +297,21 @@ def body(kernel: PagedAttentionKernel) -> Body:
         key=frame.converted(spec.k, spec.k, count, acc, 6, names, "key_here", "elements"),
         value=frame.converted(spec.v, spec.v, count, acc, 6, names, "value_here", "elements"),
         scale=dialect.literal(acc, spec.scale),
-        capped=capped,
+        capped=capped_score(kernel),
         minus_infinity=lowest,
         sink=sink,
-        store=store,
+        store=store_text(kernel, frame),
         **_scales(kernel, frame, type_, names),
     )
     sums = (warps, shape.heads, wide)
     arrays = [SharedArray(type_, acc.itemsize, "sums", sums)]
     for name, size in (("greatest", warps), ("totals", warps), ("weights", warps + 2)):
         arrays.append(SharedArray(type_, acc.itemsize, name, (size, shape.heads)))
-    touch = _TOUCH.substitute(
-        sizes,
-        item=item,
-        places=places,
-        most=_TOUCHED_KEYS,
-        lines=-(-max(depth, features) * spec.k.dtype.itemsize // _LINE),
-        width=_LINE // spec.k.dtype.itemsize,
-        key=frame.address(spec.k, 4, names, "line"),
-        value=frame.address(spec.v, 4, names, "line"),
-    )
     made = body_of(kernel, text, sizes_of(kernel), _THREADS, arrays=tuple(arrays))
     includes = f'{made.includes}#include "attention.cuh"\n'
+    touch = touch_text(kernel, frame, item, places)
     touch = f"{frame.sizes(sizes_of(kernel))}\n{touch}"
     return replace(made, includes=includes, touch=touch)
-
-
-def _names(kernel: PagedAttentionKernel) -> dict[Symbol, str]:
-    """By axis, the variable that has its value."""
-    spec = kernel.spec
-    names = {spec.depth: "d", spec.column: "n", spec.place: "place", spec.block: "block"}
-    return names | {spec.row: "row", spec.shared: "shared", spec.member: "member"}
 
 
 def _scales(

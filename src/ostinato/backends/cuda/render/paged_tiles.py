@@ -250,13 +250,10 @@ $capped
                     unsigned a[$parts][4];
 #pragma unroll
                     for (int part = 0; part < 4; part++) {
-                        const float* const pair = &scores[2 * i + part / 2][part % 2 * 2];
-                        a[0][part] = ost::pair_bits(pair[0], pair[1], ost::bfloat16_format());
-                        if ($parts == 2) a[$parts - 1][part] = ost::pair_bits(
-                            pair[0] - ost::from_bfloat16((unsigned short)a[0][part]),
-                            pair[1] - ost::from_bfloat16((unsigned short)(a[0][part] >> 16)),
-                            ost::bfloat16_format()
-                        );
+                        float* const pair = &scores[2 * i + part / 2][part % 2 * 2];
+#pragma unroll
+                        for (int q = 0; q < $parts; q++)
+                            a[q][part] = ost::take_pair(pair[0], pair[1]);
                     }
 #pragma unroll
                     for (int j = 0; j < $features / 16; j++) {

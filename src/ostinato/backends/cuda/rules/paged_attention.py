@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.render import paged_groups, paged_rows, paged_tiles
+from ostinato.backends.cuda.render import (
+    paged_fragments,
+    paged_groups,
+    paged_rows,
+    paged_tiles,
+)
 from ostinato.backends.cuda.rules.attention import CombineParts
 from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
 from ostinato.ir.types import TensorType
@@ -40,6 +45,8 @@ class PagedAttention(PagedAttentionKernel):
     """Rows of queries against the keys that tables name, or parts of them, for each block."""
 
     def items_of_point(self, target: CudaTarget) -> int:
+        if paged_fragments.fits(self, target):
+            return paged_fragments.head_blocks(self) * self.splits
         return paged_rows.head_blocks(self) * self.splits
 
     def launch(self, target: CudaTarget) -> Launch:
@@ -47,6 +54,8 @@ class PagedAttention(PagedAttentionKernel):
             return paged_groups.launch(self, target)
         if paged_tiles.fits(self, target):
             return paged_tiles.launch(self, target)
+        if paged_fragments.fits(self, target):
+            return paged_fragments.launch(self, target)
         return paged_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
@@ -54,11 +63,15 @@ class PagedAttention(PagedAttentionKernel):
             return paged_groups.source(self, target)
         if paged_tiles.fits(self, target):
             return paged_tiles.source(self, target)
-        return paged_rows.body(self).kernel(self.name)
+        return self._few_rows(target).kernel(self.name)
 
     def body(self, target: CudaTarget) -> Body | None:
         many = paged_groups.fits(self, target) or paged_tiles.fits(self, target)
-        return None if many else paged_rows.body(self)
+        return None if many else self._few_rows(target)
+
+    def _few_rows(self, target: CudaTarget) -> Body:
+        in_fragments = paged_fragments.fits(self, target)
+        return paged_fragments.body(self) if in_fragments else paged_rows.body(self)
 
 
 def lower_paged_attention(
