@@ -65,6 +65,15 @@ inline const void* in_global_memory(const void* pointer) {
     return pointer;
 }
 
+// A number of which the compiler knows nothing: what follows from it is computed here, and not kept
+// from before.
+inline int opaque(int number) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(number));
+#endif
+    return number;
+}
+
 // Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is
 // seen by every block that waited for it.
 static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {

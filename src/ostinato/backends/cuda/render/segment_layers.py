@@ -131,12 +131,12 @@ class SegmentLayers:
         found, streams = self.found, self.layout.streams
         if found is None:
             return []
-        kept: dict[str, str] = {}
         groups = self._groups(found)
         of_all = [g for g in groups if g[0] - found.begin < found.last_length]
-        body = self._run(found, of_all, kept)
+        body = [line for group in of_all for line in self._group(found, group)]
         if rest := groups[len(of_all) :]:  # which the last layer does not have
-            body += [f"if (layer == {found.count - 1}) break;", *self._run(found, rest, kept)]
+            body += [f"if (layer == {found.count - 1}) break;"]
+            body += [line for group in rest for line in self._group(found, group)]
         head = [
             f"const int first = {found.begin} + layer * {found.length};",
             f"const unsigned short* const record = records + first * {self.layout.width};",
@@ -159,22 +159,7 @@ class SegmentLayers:
             "        }",
         ]
 
-    def _run(
-        self, found: Repetition, groups: Sequence[Sequence[int]], kept: dict[str, str]
-    ) -> list[str]:
-        """Statements of groups of parts, behind those that declare the addresses they need.
-
-        Args:
-            found: the layers.
-            groups: of parts of the first layer.
-            kept: the addresses that are declared, with their names.
-        """
-        before = len(kept)
-        lines = [line for group in groups for line in self._group(found, group, kept)]
-        declared = list(kept.items())[before:]
-        return [*(f"const auto {name} = {address};" for address, name in declared), *lines]
-
-    def _group(self, found: Repetition, group: Sequence[int], kept: dict[str, str]) -> list[str]:
+    def _group(self, found: Repetition, group: Sequence[int]) -> list[str]:
         """Statements of parts that are on the same blocks, for the same items of attention."""
         layout, first = self.layout, group[0]
         part, last = layout.parts[first], layout.functions[group[-1]]
@@ -198,7 +183,7 @@ class SegmentLayers:
             lines.append("        const unsigned item = own.x;")
         for number in group:
             lines.append("        {")
-            lines += [f"            {line}" for line in self._part(found, number, kept)]
+            lines += [f"            {line}" for line in self._part(found, number)]
             lines.append("        }")
         lines.append("    }")
         if layout.stamped and self._waits(first) and not whole:
@@ -229,19 +214,23 @@ class SegmentLayers:
         counts = Counter(rotation for rotation in rotations if rotation is not None)
         return max(counts, key=lambda rotation: counts[rotation], default=0)
 
-    def _part(self, found: Repetition, number: int, kept: dict[str, str]) -> list[str]:
-        """Statements of a part; ``kept`` has the addresses that a layer reads at its start."""
+    def _part(self, found: Repetition, number: int) -> list[str]:
+        """Statements of a part."""
         layout, function = self.layout, self.layout.functions[number]
         name = f"{self.name}_{function.number}"
         arrays = f"memory + {layout.pool_start(layout.parts[number])}"
-        addresses = self._addresses(found, number, kept)
+        addresses = self._addresses(found, number)
         lines = ["OST_SYNC();", *call(layout, function, name, arrays, addresses)]
         if layout.stamped:
             lines += ["OST_SYNC();", f"log.end_part(numbers[first + {number - found.begin}]);"]
         return lines
 
-    def _addresses(self, found: Repetition, number: int, kept: dict[str, str]) -> list[str]:
-        """Those of the arguments of a part, then of the packets of those that it receives."""
+    def _addresses(self, found: Repetition, number: int) -> list[str]:
+        """Those of the arguments of a part, then of the packets of those that it receives.
+
+        A part finds its own when it needs them: a layer has no registers to keep them in, and
+        what goes to memory instead takes as long to read as what other blocks have written.
+        """
         segment, copied, addresses = self.layout.segment, self.layout.copied, []
         brought = self.layout.functions[number].brought
         of_layers = zip(*map(self._positions, found.like(number)), strict=True)
@@ -258,18 +247,18 @@ class SegmentLayers:
             elif positions[0] in copied and len(set(positions)) == 1:
                 addresses.append(f"(memory + {copied[positions[0]][0]})")
             elif len(spaces) == len(positions) and apart is not None:
-                packets = f"(unsigned char*)b{segment.packets} + (long long)layer * {apart}"
-                addresses.append(f"({kept.setdefault(packets, f'a{len(kept)}')} + {offset})")
+                packets = f"(unsigned char*)b{segment.packets} + {offset}"
+                addresses.append(f"({packets} + (long long)ost::opaque(layer) * {apart})")
             else:
                 step = _step(positions)
                 index = f"{positions[0]} + layer * {step}"
                 if step is None:
                     at_record = (number - found.begin) * self.layout.width + ARGUMENTS + place
                     index = f"record[{at_record}]"
-                address = f"ost::in_global_memory(at[{index}])"
-                if copied.keys() & positions:
-                    address = f"at[{index}]"
-                addresses.append(kept.setdefault(address, f"a{len(kept)}"))
+                address = f"at[ost::opaque({index})]"
+                if not copied.keys() & positions:
+                    address = f"ost::in_global_memory({address})"
+                addresses.append(address)
         return addresses
 
 
