@@ -15,6 +15,7 @@ from ostinato.backends.cuda.rules.paged_attention import PagedAttention
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.plan.prepared import KernelCall
+from ostinato.records import replace
 from ostinato.reference import evaluate
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.devices.registered import open_session
@@ -138,6 +139,30 @@ def check_rounded(compiled: ost.CompiledGraph, g: ost.Graph, arrays: dict[str, A
 def is_tiled(kernel: Any) -> bool:
     target = CudaTarget.of_arch("sm_90")
     return isinstance(kernel, PagedAttention) and paged_tiles.fits(kernel, target)
+
+
+@pytest.mark.parametrize(
+    ("case", "fits"),
+    [
+        ({"rows": 1}, True),
+        ({"rows": 1, "heads": (9, 1), "blocks": (8, 16)}, True),
+        ({"rows": 1, "pool": "float16"}, False),
+        ({"rows": 1, "depth": (80, 64)}, False),
+        ({"rows": 1, "blocks": (8, 24)}, False),
+        ({"rows": 1, "depth": (256, 256)}, False),
+    ],
+    ids=str,
+)
+def test_few_rows_are_for_tensor_cores_where_pools_suit_them(
+    session: ost.Session, case: dict[str, Any], fits: bool
+) -> None:
+    target = CudaTarget.of_arch("sm_90")
+    g = attend(**{"depth": (64, 64), **case})
+    calls = [op for op in session.compile(g).plan.prepared_ops if isinstance(op, KernelCall)]
+    sources = "".join(call.kernel.kernel.source(target) for call in calls)
+    assert ("multiply_tiles" in sources) is fits
+    for other in (replace(target, fragments=False), CudaTarget.of_arch("sm_75")):
+        assert all("multiply_tiles" not in call.kernel.kernel.source(other) for call in calls)
 
 
 #: Enough rows for many warps of a block.
