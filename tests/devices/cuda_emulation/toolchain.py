@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["COMPILER", "CompileError", "engine", "kernel_objects"]
@@ -25,8 +25,6 @@ COMPILER = shutil.which("g++") if shutil.which("gcc") else None
 #: kernels run a few times: optimising them takes longer than it saves.
 _FLAGS = (
     *(
-        "-x",
-        "c++",
         "-std=gnu++20",
         "-O0",
         "-g1",
@@ -46,6 +44,10 @@ _DYNAMIC = re.compile(
     r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?"
     r"([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
+
+#: A header whose text depends on macros that kernels define in front of their includes.
+_DEPENDENT = re.compile(r"^#\s*(?:ifn?def|(?:el)?if\b.*\bdefined\s*\(?)\s*OST_", re.MULTILINE)
+_INCLUDED = re.compile(r'^#\s*include "([\w.]+)"', re.MULTILINE)
 
 _IMAGE = """
 extern "C" {
@@ -90,7 +92,7 @@ def kernel_objects(sources: Mapping[str, str], headers: Path | None = None) -> d
     paths = {name: _CACHE / f"{_digest(shared, text)}.so" for name, text in sources.items()}
     missing = [name for name, path in paths.items() if not path.exists()]
     if missing:
-        parts = ['#include "prelude.h"\n']
+        parts = [f'#include "{_precompiled(headers).name}"\n']
         for name in missing:
             text = _DYNAMIC.sub(r"\1* const \2 = (\1*)emu_dynamic_shared;", sources[name])
             parts.append(f'#line 1 "{name}.cu"\n{text}\nEMU_ENTRY({name})\n')
@@ -105,14 +107,49 @@ def kernel_objects(sources: Mapping[str, str], headers: Path | None = None) -> d
 
 
 def _compile(text: str, target: Path, headers: Path | None) -> None:
-    assert COMPILER is not None
     source = target.with_suffix(".cpp")
     source.write_text(text)
-    include = [f"-I{folder}" for folder in (_HERE, headers) if folder is not None]
-    command = [COMPILER, *_FLAGS, *include, source, "-o", target, "-lm", "-lc", "-lgcc"]
+    _run(["-x", "c++", source, "-o", target, "-lm", "-lc", "-lgcc"], headers)
+
+
+def _run(arguments: Sequence[str | Path], headers: Path | None) -> None:
+    assert COMPILER is not None
+    include = [f"-I{folder}" for folder in (_HERE, headers, _CACHE) if folder is not None]
+    command = [COMPILER, *_FLAGS, *include, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise CompileError(ran.stderr[:8000])
+
+
+@functools.cache
+def _precompiled(headers: Path | None) -> Path:
+    """The header that all texts begin with, precompiled: the prelude, and headers of kernels.
+
+    Where the compiler cannot use what is precompiled, it reads the header.
+    """
+    names = ["prelude.h", *([] if headers is None else _independent(headers))]
+    path = _folder() / f"headers-{_digest(_shared_text(headers))}.h"
+    made = path.with_suffix(".h.gch")
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
+            text, compiled = Path(folder) / path.name, Path(folder) / made.name
+            text.write_text("".join(f'#include "{name}"\n' for name in names))
+            _run(["-x", "c++-header", text, "-o", compiled], headers)
+            text.replace(path)
+            compiled.replace(made)
+    return path
+
+
+def _independent(headers: Path) -> list[str]:
+    """The headers that read the same in front of any kernel."""
+    texts = {path.name: path.read_text("utf-8") for path in sorted(headers.glob("*.cuh"))}
+    dependent: set[str] = set()
+    found = {name for name, text in texts.items() if _DEPENDENT.search(text)}
+    while found:
+        dependent |= found
+        others = texts.keys() - dependent
+        found = {name for name in others if dependent & {*_INCLUDED.findall(texts[name])}}
+    return [name for name in texts if name not in dependent]
 
 
 @functools.cache
