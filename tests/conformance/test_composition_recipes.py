@@ -23,13 +23,15 @@ OPTIMISED = ost.CompileOptions(verify=True)
 UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
 
 
-def make_case(name: str, dtype: str, seed: str = "") -> Case:
+def make_case(
+    name: str, dtype: str, seed: str = "", options: ost.CompileOptions = OPTIMISED
+) -> Case:
     recipe, _ = COMPOSITIONS[name]
     graph = ost.Graph(name)
     draw = Draw(graph, np.random.default_rng(zlib.crc32(f"{name} {dtype}{seed}".encode())))
     made = recipe(draw, dtype)
     graph.set_outputs(list(made) if isinstance(made, list | tuple) else [made])
-    return Case(graph, draw.arrays, (OPTIMISED, UNOPTIMISED))
+    return Case(graph, draw.arrays, (options,))
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +40,27 @@ def session(device: str, build_cases: BuildCases) -> ost.Session:
     return open_session(device, threads=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [(name, dtype) for name, (_, ds) in COMPOSITIONS.items() for dtype in ds]
-)
-def test_composition(name: str, dtype: str, session: ost.Session) -> None:
-    case = make_case(name, dtype)
-    check_against_oracle(case.graph, case.inputs, [(session, OPTIMISED), (session, UNOPTIMISED)])
+#: Without optimisation a plain run has the first dtype of each, as ``test_ops`` has.
+CASES = [
+    pytest.param(
+        name,
+        dtype,
+        options,
+        marks=[pytest.mark.slow] if options is UNOPTIMISED and dtype != dtypes[0] else [],
+        id=f"{name}-{dtype}-{'optimised' if options is OPTIMISED else 'plain'}",
+    )
+    for name, (_, dtypes) in COMPOSITIONS.items()
+    for dtype in dtypes
+    for options in (OPTIMISED, UNOPTIMISED)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "options"), CASES)
+def test_composition(
+    name: str, dtype: str, options: ost.CompileOptions, session: ost.Session
+) -> None:
+    case = make_case(name, dtype, options=options)
+    check_against_oracle(case.graph, case.inputs, [(session, options)])
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def sessions(device: str) -> dict[int, ost.Session]:
 
 
 @settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.ops import OPS
+from ostinato.ops.base import Elementwise
 from tests.devices.registered import open_session
 
 from .build import BuildCases, Case
@@ -40,6 +44,9 @@ class OddDraw(Draw):
 #: Tables of gigabytes, and products beyond any float.
 _NOT_LONG = frozenset({"take", "cumprod"})
 
+#: Kernels that take seconds to compile.
+_LENGTHY = frozenset({"igamma", "igammac"})
+
 
 def make_case(name: str, shapes: object) -> Case | None:
     """A graph that applies an op to operands of odd shapes, if they are not too large."""
@@ -63,8 +70,26 @@ def session(device: str, build_cases: BuildCases) -> ost.Session:
     return open_session(device, threads=2)
 
 
-@pytest.mark.parametrize("shapes", [LONG, DEEP, EMPTY, FLAT], ids=["long", "deep", "empty", "flat"])
-@pytest.mark.parametrize("name", RECIPES)
+SHAPES = {"long": LONG, "deep": DEEP, "empty": EMPTY, "flat": FLAT}
+
+
+def cases() -> Iterator[Any]:
+    """Of elementwise ops, whose loops are the same, a plain run has two kinds of shapes each."""
+    elementwise = 0
+    for name in RECIPES:
+        kinds = [*SHAPES]
+        if isinstance(OPS.get(name), Elementwise):
+            kinds = [kinds[(elementwise + i) % 4] for i in range(4)]
+            elementwise += 1
+            quick = kinds[:2] if name not in _LENGTHY else ["empty", "flat"]
+        else:
+            quick = kinds
+        for kind in kinds:
+            marks = [] if kind in quick else [pytest.mark.slow]
+            yield pytest.param(name, SHAPES[kind], id=f"{name}-{kind}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "shapes"), cases())
 def test_op(name: str, shapes: object, session: ost.Session) -> None:
     case = make_case(name, shapes)
     if case is None:

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.needs("single_ops")
 
 RECIPES = {name: entry for name, entry in recipes().items() if name not in DATA_SIZED}
 
-#: Each op with up to four of its dtypes, another four with each op: the sweep of graphs, whose
-#: kernels these are, has all of them.
+#: Each op with up to two of its dtypes, others with each op: the sweep of graphs, whose kernels
+#: these are, has all of them. Two more are slow.
 CASES = [
-    (name, dtype)
+    pytest.param(name, dtype, marks=[] if place < 2 else [pytest.mark.slow])
     for number, (name, (_, dtypes)) in enumerate(RECIPES.items())
-    for dtype in [*dtypes, *dtypes][number % len(dtypes) :][: min(4, len(dtypes))]
+    for place, dtype in enumerate([*dtypes, *dtypes][number % len(dtypes) :][: min(4, len(dtypes))])
 ]
 
 Array = np.ndarray[Any, Any]
