@@ -12,7 +12,7 @@ from bench import panel_pipeline
 
 
 def test_every_format_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panel_pipeline, "COLUMNS", {"cache": 16, "memory": 64})
+    monkeypatch.setattr(panel_pipeline, "COLUMNS", {"cache": 16, "memory": 16})
     formats = list(panel_pipeline.FORMATS)
     found = panel_pipeline._measured(1, [1, 8], formats, 0.01, time.perf_counter)
     assert len(found) == 2 * 2 * len(formats)

@@ -44,14 +44,14 @@ def driver_of(session: ost.Session) -> Any:
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_next"])
 def test_answers_are_those_of_transformers(family: str, cuda: ost.Session, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(family, tmp_path)
-    answer = load_expected(family).tokens[0, 1].tolist()[:3]
+    answer = load_expected(family).tokens[0, 1].tolist()[:2]
     text = prompt(checkpoint.config.vocabulary, 17, 0)
     steps = [StepGraph(checkpoint, LIMITS, kv_dtype="float32")]
     steps.append(StepGraph(checkpoint, LIMITS, kv_dtype="float32", session=cuda))
     found = []
     for step in steps:
         spread_blocks(step)
-        found.append(forced(step, text, answer, chunk=9))
+        found.append(forced(step, text, answer, chunk=16))
     (_, exact), (tokens, logits) = found
     assert tokens == answer
     np.testing.assert_allclose(logits, exact, atol=1e-5 * np.abs(exact).max())
@@ -186,19 +186,22 @@ def test_blocks_and_slots_of_the_device(cuda: ost.Session, tmp_path: Path) -> No
 
 def test_steps_of_any_size_are_those_of_the_cpu(cuda: ost.Session, tmp_path: Path) -> None:
     """Rows, picks and adjustments between the sizes that steps are compiled for."""
-    model, limits = checkpoint_of("llama", tmp_path), replace(LIMITS, picks=5, adjustments=40)
+    model, limits = (
+        checkpoint_of("llama", tmp_path),
+        replace(LIMITS, rows=16, picks=5, adjustments=40),
+    )
     steps = [StepGraph(model, limits, kv_dtype="float32", session=s) for s in (None, cuda)]
     found = []
     for step in steps:
         spread_blocks(step)
         inputs, results = step.inputs, []
         feed(step, range(3, 12), 0)
-        feed(step, range(9, 32), 0, at=9, sequence=1)
+        feed(step, range(9, 16), 0, at=9, sequence=1)
         before = {name: getattr(inputs, name).copy() for name in ("tokens", "sequence", "pick")}
         inputs.adjust_token[:17] = np.arange(17)
         inputs.adjust_bias[:17] = 1e6
         inputs.adjust_pick[:17] = 0
-        for rows, picks, adjustments in ((22, 3, 17), (3, 1, 1), (1, 1, 2), (9, 5, 3), (32, 2, 1)):
+        for rows, picks, adjustments in ((11, 3, 17), (3, 1, 1), (1, 1, 2), (9, 5, 3), (16, 2, 1)):
             inputs.pick[:picks] = before["pick"][:picks] = np.arange(picks) % rows
             step.run(rows, picks, adjustments)
             results.append((step.outputs.token[:picks].copy(), step.outputs.logits[:picks].copy()))
@@ -219,7 +222,7 @@ def test_steps_of_all_sizes_share_their_weights(cuda: ost.Session, tmp_path: Pat
     free = driver_of(cuda).memory_info()[0]
     params = step._graph.params.values()
     weights = sum(math.prod(param.shape) * param.dtype.itemsize for param in params)
-    for rows in (2, 7, 20):
+    for rows in (2, 3, 7):
         feed(step, range(rows), 0)
         step.run(rows, 1, 1)
     assert free - driver_of(cuda).memory_info()[0] < weights

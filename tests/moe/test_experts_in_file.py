@@ -53,8 +53,14 @@ def test_options(session: ost.Session, tmp_path: Path, option: str) -> None:
     np.testing.assert_array_equal(compiled.run(tokens_of(1)), plain.run(tokens_of(1)))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 11, 40])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [
+        pytest.param(tokens, dtype, marks=[] if j in (0, 1 + i % 3) else [pytest.mark.slow])
+        for i, tokens in enumerate((1, 2, 11, 40))
+        for j, dtype in enumerate((np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
+    ],
+)
 def test_numbers_of_tokens_and_dtypes(
     session: ost.Session, tmp_path: Path, tokens: int, dtype: Any
 ) -> None:

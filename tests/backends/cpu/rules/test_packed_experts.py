@@ -58,7 +58,8 @@ def graph(name: str, arrays: dict[str, Array]) -> ost.Graph:
     ],
 )
 def test_levels(name: str, level: str) -> None:
-    for sizes in SIZES if level == "host" else SIZES[1:3]:
+    start = COMPUTED.index(name) % 2  # half of the sizes with each format
+    for sizes in SIZES[start::2] if level == "host" else SIZES[1 + start :][:1]:
         arrays = operands(name, *sizes)
         g, params = graph(name, arrays), {"w": arrays.pop("w")}
         options = ost.CompileOptions(target=level, verify=True)

@@ -197,8 +197,8 @@ def projected(g: ost.Graph, x: ost.Value, sizes: list[int]) -> list[ost.Value]:
 @pytest.mark.parametrize(
     ("rows", "dtype", "depth", "sizes"),
     [
-        (1, "bfloat16", 1024, [256, 64, 64]),
-        (3, "float16", 1536, [8, 160, 16]),
+        (1, "bfloat16", 1024, [128, 64, 64]),
+        (3, "float16", 1536, [8, 80, 16]),
         (1, "float32", 64, [64, 24]),
     ],
 )

@@ -109,7 +109,7 @@ def test_left_operands_whose_indices_take_several_statements(session: ost.Sessio
 
 
 #: Rows, depth and columns for each tile of groups of warps, with tails and without.
-GROUPED = ((100, 64, 64), (130, 72, 72), (190, 136, 136), (140, 136, 264))
+GROUPED = ((70, 64, 64), (130, 72, 72), (190, 72, 136), (130, 136, 200))
 
 
 @pytest.mark.parametrize(

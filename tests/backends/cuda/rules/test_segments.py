@@ -91,10 +91,12 @@ def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:
     check_against_oracle(g, d.arrays, [(session, plain)])
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-@pytest.mark.parametrize(("heads", "key_heads"), [(2, 1), (6, 3)])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "exchange"),
+    [(2, 1, True), (6, 3, True), (6, 3, False), pytest.param(2, 1, False, marks=SLOW)],
+)
 def test_a_decoding_step_is_one_kernel(
-    session: ost.Session, monkeypatch, exchange: bool, heads: int, key_heads: int
+    session: ost.Session, heads: int, key_heads: int, exchange: bool
 ) -> None:
     config = decoder_step.Config(
         vocabulary=64, width=32, heads=heads, key_heads=key_heads, head_dim=16, hidden=48
@@ -119,7 +121,7 @@ def test_a_decoding_step_is_one_kernel(
     assert ("stage = ring.await();" in text) is (exchange and "filled.fetch" in text)
     expected = ost.Session("cpu").compile(graph)
     token = 1
-    for position in range(6):
+    for position in range(4):
         values = {"token": token, "position": position, "kv_len": position + 1}
         (found,) = compiled.run({}, variables=values)
         (wanted,) = expected.run({}, variables=values)
@@ -162,7 +164,7 @@ def test_several_sequences_share_the_work_before_attention(
         assert own == [place - 1, place]  # queries, and the rows of two states, as one
         assert segment.parts[place].level == segment.parts[own[0] - 1].level
     compile_text(segment.source(CudaTarget.of_arch("sm_90")), "sm_90")
-    for place in range(5):
+    for place in range(3):
         given = {"x": rng.standard_normal((rows, width)).astype(np.float32)}
         values = {"position": place, "live": place + 1}
         (found,), (wanted,) = (c.run(given, variables=values) for c in (compiled, expected))
@@ -281,10 +283,10 @@ def test_more_weights_are_under_way_where_there_are_many_for_a_part() -> None:
     assert many == [other_slots // 4, other_slots // 3, other_slots // 2]
 
 
-@pytest.mark.parametrize("rows", [1, 3, pytest.param(12, marks=SLOW)])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=SLOW), 3, pytest.param(12, marks=SLOW)])
 def test_a_long_left_operand_is_awaited_stage_by_stage(session: ost.Session, rows: int) -> None:
     d = Draw(ost.Graph("stages"), np.random.default_rng(rows))
-    g, x = d.g, d.of((rows, 64), "bfloat16")
+    g, x = d.g, d.of((rows, 32), "bfloat16")
 
     def product(value: ost.Value, name: str, columns: int) -> ost.Value:
         shape = (value.shape[1], columns)
@@ -360,8 +362,10 @@ def test_an_instruction_copies_a_stage_of_weights_and_one_their_scales(
         text = segment.source(target)
         assert f"tensor_maps<{1 + narrow}> maps" in text
         compile_text(text, "sm_90")
-        assert not segment.launch(CudaTarget.of_arch("sm_80")).maps
-        compile_text(segment.source(CudaTarget.of_arch("sm_80")), "sm_80")
+        older = CudaTarget.of_arch("sm_80")
+        assert not segment.launch(older).maps
+        if depth == 2048:
+            compile_text(segment.source(older), "sm_80")
 
 
 def test_weights_may_begin_within_an_argument(session: ost.Session) -> None:
@@ -455,8 +459,14 @@ def test_streamed_codes(
     check_streams(session, d)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("columns", [2, 33, 50])
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        pytest.param(rows, columns, marks=[] if (i + j) % 2 else [SLOW])
+        for i, rows in enumerate((1, 3))
+        for j, columns in enumerate((2, 33, 50))
+    ],
+)
 def test_what_stores_read_for_each_column_is_copied_ahead(
     session: ost.Session, rows: int, columns: int
 ) -> None:
@@ -564,11 +574,9 @@ def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
 @pytest.mark.parametrize(
     ("rows", "dtype"),
     [
-        *[(1, "float32"), (1, "bfloat16"), (5, "bfloat16")],
-        *[(5, "float16"), (13, "float16"), (13, "float32")],
-        pytest.param(1, "float16", marks=SLOW),
-        pytest.param(5, "float32", marks=SLOW),
-        pytest.param(13, "bfloat16", marks=SLOW),
+        pytest.param(rows, dtype, marks=[] if (i + j) % 3 == 1 else [SLOW])
+        for i, rows in enumerate((1, 5, 13))
+        for j, dtype in enumerate(("float32", "bfloat16", "float16"))
     ],
 )
 def test_several_rows_go_from_part_to_part_without_barriers(
@@ -795,15 +803,15 @@ def test_arrays_of_open_size_are_read_as_far_as_they_go(session: ost.Session) ->
 
 def test_results_of_open_size_are_not_awaited_whole(session: ost.Session) -> None:
     """Sections of a long reduction are as many as there are rows: others are never written."""
-    g, rows = ost.Graph("sections"), ost.Variable("rows", 1, 8)
-    x = g.matmul(g.input("x", (rows, 16)), g.input("w", (16, 100_000)))
+    g, rows, columns = ost.Graph("sections"), ost.Variable("rows", 1, 5), 70_001
+    x = g.matmul(g.input("x", (rows, 8)), g.input("w", (8, columns)))
     g.set_outputs([x - g.max(x, axis=1, keepdims=True)])
     compiled = session.compile(g)
     assert segments_of(compiled)
     rng = np.random.default_rng(0)
-    w = rng.standard_normal((16, 100_000), np.float32)
-    for count in (8, 1, 3):
-        given = rng.standard_normal((count, 16), np.float32)
+    w = rng.standard_normal((8, columns), np.float32)
+    for count in (5, 1, 2):
+        given = rng.standard_normal((count, 8), np.float32)
         (found,) = compiled.run({"x": given, "w": w})
         wanted = given.astype(float) @ w.astype(float)
         np.testing.assert_allclose(found, wanted - wanted.max(1, keepdims=True), atol=1e-4)
