@@ -171,7 +171,7 @@ static void fail(void *pc, const char *format, ...) {
     if (run.now) leave(); /* for good */
 }
 
-static int ordered(const Event *event, int shared) {
+static inline int ordered(const Event *event, int shared) {
     if (event->block != run.own->number) {
         if (shared || event->block < run.first_block) return 1; /* of an earlier block's memory */
         uint64_t other = event->block - run.first_block;
@@ -239,8 +239,8 @@ static void settle(void) {
 
 /* Whether a read of the block has found what an atomic has written. */
 static int has_seen(const Cell *cell, const Event *read, int shared) {
-    int own = read->block == run.own->number && ordered(read, shared);
-    return cell->write.atomic && own && read->seen;
+    if (!cell->write.atomic || !read->seen) return 0;
+    return read->block == run.own->number && ordered(read, shared);
 }
 
 /* Whether a cell may be read: all writes are in order, or the block itself has written what others
@@ -333,13 +333,23 @@ static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int
 }
 
 #define PC __builtin_return_address(0)
+
+/* Most accesses are of a thread's own stack: kernels are not optimised. */
+static inline void access_any(void *pc, void *pointer, size_t bytes, int writes) {
+    const Thread *now = run.now;
+    if (now != NULL && (uintptr_t)pointer - (uintptr_t)now->bottom < STACK_BYTES &&
+        !run.pending.bytes)
+        return;
+    access_memory(pc, pointer, bytes, writes, 0);
+}
+
 #define ACCESS(bytes)                                                                              \
-    EXPORT void __tsan_read##bytes(void *p) { access_memory(PC, p, bytes, 0, 0); }                 \
-    EXPORT void __tsan_write##bytes(void *p) { access_memory(PC, p, bytes, 1, 0); }                \
-    EXPORT void __tsan_unaligned_read##bytes(void *p) { access_memory(PC, p, bytes, 0, 0); }       \
-    EXPORT void __tsan_unaligned_write##bytes(void *p) { access_memory(PC, p, bytes, 1, 0); }      \
-    EXPORT void __tsan_volatile_read##bytes(void *p) { access_memory(PC, p, bytes, 0, 0); }        \
-    EXPORT void __tsan_volatile_write##bytes(void *p) { access_memory(PC, p, bytes, 1, 0); }
+    EXPORT void __tsan_read##bytes(void *p) { access_any(PC, p, bytes, 0); }                       \
+    EXPORT void __tsan_write##bytes(void *p) { access_any(PC, p, bytes, 1); }                      \
+    EXPORT void __tsan_unaligned_read##bytes(void *p) { access_any(PC, p, bytes, 0); }             \
+    EXPORT void __tsan_unaligned_write##bytes(void *p) { access_any(PC, p, bytes, 1); }            \
+    EXPORT void __tsan_volatile_read##bytes(void *p) { access_any(PC, p, bytes, 0); }              \
+    EXPORT void __tsan_volatile_write##bytes(void *p) { access_any(PC, p, bytes, 1); }
 ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
 
 EXPORT void __tsan_init(void) {}
