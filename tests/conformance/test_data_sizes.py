@@ -77,11 +77,27 @@ FINDERS: dict[str, Finder] = {
 }
 
 
-@OPTIONS
-@pytest.mark.parametrize("name", FINDERS)
+#: Finders that differ from others in one step.
+_VARIANTS = frozenset({"unique_of_long_rows", "unique_unsorted", "unique_axis_unsorted"})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(
+            name,
+            options,
+            marks=[pytest.mark.slow] if name in _VARIANTS and options is UNOPTIMISED else [],
+            id=f"{name}-{'optimised' if options is OPTIMISED else 'plain'}",
+        )
+        for name in FINDERS
+        for options in (OPTIMISED, UNOPTIMISED)
+    ],
+)
 def test_finders(name: str, options: ost.CompileOptions, session: ost.Session) -> None:
     every = name in ("nonzero", "unique") and options is OPTIMISED
-    some = ("float32", "bool", "int16") if options is OPTIMISED else ("float32",)
+    several = options is OPTIMISED and name not in _VARIANTS
+    some = ("float32", "bool", "int16") if several else ("float32",)
     for dtype in ANY if every else some:
         g = ost.Graph(name)
         x = g.input("x", (2, 3, N), dtype)

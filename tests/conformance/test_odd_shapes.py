@@ -89,7 +89,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(name, SHAPES[kind], id=f"{name}-{kind}", marks=marks)
 
 
-@pytest.mark.parametrize(("name", "shapes"), cases())
+@pytest.mark.parametrize(("name", "shapes"), [*cases()])
 def test_op(name: str, shapes: object, session: ost.Session) -> None:
     case = make_case(name, shapes)
     if case is None:

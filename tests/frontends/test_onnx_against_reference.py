@@ -103,11 +103,17 @@ def test_losses(shape, reduction, weighted, ignored) -> None:
 # -- sampling --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-@pytest.mark.parametrize("aligned", [0, 1])
-@pytest.mark.parametrize(("size", "points"), [((5, 7), (3, 2)), ((4, 3, 2), (2, 1, 3))])
-def test_grid_sample(size, points, mode, padding, aligned) -> None:
+@pytest.mark.parametrize(
+    ("shape", "mode", "padding", "aligned"),
+    pairwise(
+        [((5, 7), (3, 2)), ((4, 3, 2), (2, 1, 3))],
+        ["linear", "nearest", "cubic"],
+        ["zeros", "border", "reflection"],
+        [0, 1],
+    ),
+)
+def test_grid_sample(shape, mode, padding, aligned) -> None:
+    size, points = shape
     grid = RNG.uniform(-1.6, 1.6, (2, *points, len(size))).astype(np.float32)
     flags = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
     images = 2 if len(size) == 2 else 1  # the evaluator takes half a second for one in 3-D

@@ -516,7 +516,9 @@ class RandomModel:
         ]
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 16))]
+)
 def test_random_models(seed: int) -> None:
     proto = RandomModel(seed).model()
     rng = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from ostinato.frontends.onnx import importer
 from ostinato.frontends.onnx.file_tensors import FileTensor
 
 
@@ -448,7 +449,13 @@ def test_a_function_that_calls_itself() -> None:
         ost.load_onnx(proto)
 
 
-def test_functions_that_double_at_every_level() -> None:
+@pytest.mark.parametrize("most", [3_000, pytest.param(None, marks=pytest.mark.slow)])
+def test_functions_that_double_at_every_level(
+    most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a limit that is soon reached, and by the importer's own, which takes seconds."""
+    if most is not None:
+        monkeypatch.setattr(importer, "_MOST_NODES_IN_FUNCTIONS", most)
     levels = 30
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
     functions = []

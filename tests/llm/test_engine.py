@@ -151,7 +151,7 @@ def test_any_guesses_leave_the_answers_as_they_are(data: st.DataObject) -> None:
         own.close()
 
 
-@settings(max_examples=30, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.data())
 def test_any_mix_of_requests_gives_the_answers_of_each_alone(data: st.DataObject) -> None:
     asked = data.draw(st.lists(requests(), min_size=1, max_size=7))
@@ -553,7 +553,11 @@ def windowed(
 
 @pytest.mark.parametrize(
     ("window", "mixed"),
-    [*((window, False) for window in (1, 30, 64, 65, 100, 200)), (30, True), (100, True)],
+    [
+        *((window, False) for window in (1, 30, 65, 200)),
+        *(pytest.param(window, False, marks=pytest.mark.slow) for window in (64, 100)),
+        *[(30, True), (100, True)],
+    ],
 )
 def test_blocks_behind_a_window_are_given_back(window: int, mixed: bool) -> None:
     draw = np.random.default_rng(window)

@@ -338,7 +338,9 @@ def test_a_process_may_end_in_the_middle_of_an_answer(folder: Path) -> None:
     assert not found.stderr
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["mistral", pytest.param("gemma3", marks=pytest.mark.slow), "gpt_oss"]
+)
 def test_blocks_behind_a_window_change_no_bits(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,7 @@ def test_results(build: Build, target: str, session: ost.Session) -> None:
     shape = [int(d) for d in net.x.shape]  # type: ignore[arg-type]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     expected = reference.evaluate(net.graph, {"x": x}, net.params)
-    for channels_last in (True, False):
+    for channels_last in (True, False) if target == "host" else (True,):
         options = ost.CompileOptions(target=target, channels_last=channels_last)
         got = session.compile(net.graph, net.params, options=options).run({"x": x})
         for mine, theirs in zip(got, expected, strict=True):

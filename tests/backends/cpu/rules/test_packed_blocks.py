@@ -79,7 +79,20 @@ def graph(name: str, arrays: dict[str, Array], *, clipped: bool = True) -> ost.G
     return g
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [
+        pytest.param(
+            level,
+            name,
+            # Each format by the host's level and by one other; the rest is for make test-slow.
+            marks=[] if level in ("host", LEVELS[1 + n % 3]) else [pytest.mark.slow],
+        )
+        for n, name in enumerate(COMPUTED)
+        for level in LEVELS
+    ],
+    indirect=["level"],
+)
 def test_blocks(lowered: Lowered, level: str, name: str) -> None:
     for rows, blocks, columns in SIZES if level == "host" else SIZES[1::2]:
         arrays = operands(name, rows, blocks, columns)

@@ -70,17 +70,18 @@ def test_blocks_and_places_that_no_row_attends_to_are_not_read(lowered: Lowered)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
+    ("level", "options"),
+    across_levels([
         {},
         {"heads": (9, 3), "window": 130, "sinks": True},
         {"heads": (8, 1), "softcap": 4.0, "pool": "float32", "depth": (40, 64)},
         {"heads": (4, 4), "pool": "int8"},
         {"heads": (3, 1), "blocks": (120, 64), "table": (3, 40)},
         {"blocks": (120, 64), "table": (3, 40), "window": 1030, "sinks": True, "depth": (8, 70)},
-    ],
+    ]),
+    indirect=["level"],
     ids=str,
-)
+)  # fmt: skip
 def test_a_row_has_the_same_bits_in_any_company(
     lowered: Lowered, level: str, options: dict[str, Any]
 ) -> None:
