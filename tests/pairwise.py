@@ -8,7 +8,21 @@ from typing import Any
 
 import pytest
 
-__all__ = ["pairwise"]
+__all__ = ["every_second", "pairwise"]
+
+
+def every_second(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations of a value of each axis, every second of them marked as slow, in turn.
+
+    For axes that hardly depend on each other: each value meets half of the others.
+    """
+    return [
+        pytest.param(
+            *(axis[number] for axis, number in zip(axes, numbers, strict=True)),
+            marks=[pytest.mark.slow] if sum(numbers) % 2 else [],
+        )
+        for numbers in itertools.product(*(range(len(axis)) for axis in axes))
+    ]
 
 
 def pairwise(*axes: Sequence[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from bench import decode_ways, decoder_step
 
 import ostinato as ost
 from tests.devices.registered import open_session
+from tests.pairwise import every_second
 
 Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
@@ -226,9 +227,10 @@ INJECTED: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["op_by_op", "bound"])
-@pytest.mark.parametrize("failure", INJECTED)
-@pytest.mark.parametrize("healed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "failure", "healed"),
+    every_second(["op_by_op", "bound"], list(INJECTED), [False, True]),
+)
 def test_injected_failures_leave_the_tokens_right(
     session: ost.Session,
     pair: list[Case],

@@ -19,6 +19,7 @@ from ostinato.moe.mxfp4 import joined
 from ostinato.ops.packed.decoding import decode
 from ostinato.ops.packed.formats import FORMATS
 from tests.packed_blocks import random_blocks
+from tests.pairwise import every_second
 
 Array = np.ndarray[Any, Any]
 
@@ -149,8 +150,9 @@ def test_every_number_of_slots(slots: int, tmp_path: Path) -> None:
     check(found, model, feeds())
 
 
-@pytest.mark.parametrize("level", ["avx512", "avx2", "sse2"])
-@pytest.mark.parametrize("form", ["gguf:q5_k", "gguf:mxfp4"])
+@pytest.mark.parametrize(
+    ("form", "level"), every_second(["gguf:mxfp4", "gguf:q5_k"], ["avx512", "avx2", "sse2"])
+)
 def test_levels(form: str, level: str, tmp_path: Path) -> None:
     try:
         model = Model(tmp_path, form, options=ost.CompileOptions(target=level))

@@ -11,6 +11,7 @@ import pytest
 import ostinato as ost
 from ostinato import reference
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+from tests.pairwise import every_second
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -63,9 +64,11 @@ def sums_together(compiled: ost.CompiledGraph) -> int:
     return max(str(kernel.loops).count("fused sum") for kernel in compiled.plan.kernels)
 
 
-@pytest.mark.parametrize("width", [1, 3, 5, 7, 13, 14, 17, 40])
-@pytest.mark.parametrize("size, stride", [(3, 1), (3, 2), (5, 1)])
-def test_widths(session: ost.Session, width: int, size: int, stride: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "window"), every_second([1, 3, 5, 7, 13, 14, 17, 40], [(3, 1), (3, 2), (5, 1)])
+)
+def test_widths(session: ost.Session, width: int, window: tuple[int, int]) -> None:
+    size, stride = window
     graph = depthwise(35, 5, width, size, stride=stride, padding=size // 2)
     found = sums_together(check(session, graph, options=BOTH if width in (3, 14) else [OPTIMISED]))
     columns = (width - 1) // stride + 1
@@ -75,8 +78,7 @@ def test_widths(session: ost.Session, width: int, size: int, stride: int) -> Non
         assert found in ((7, 8) if wide or columns % 4 else (4,))
 
 
-@pytest.mark.parametrize("channels", [16, 17, 127])
-@pytest.mark.parametrize("size", [1, 2, 7, 9])
+@pytest.mark.parametrize(("channels", "size"), every_second([16, 17, 127], [1, 2, 7, 9]))
 def test_channels_and_windows(session: ost.Session, channels: int, size: int) -> None:
     check(session, depthwise(channels, 9, 12, size, padding=size // 2))
 

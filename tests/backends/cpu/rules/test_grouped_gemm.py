@@ -15,6 +15,7 @@ from ostinato.lower.loopir.text import kernel_text
 from ostinato.ops.builder import Graph
 from ostinato.variables import Variable
 from tests.backends.cpu.levels import across_levels
+from tests.pairwise import every_second
 
 Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
@@ -146,8 +147,9 @@ def test_epilogue_and_a_transposed_left_operand(lowered: Lowered, level: str) ->
         close(got, want)
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, FLOAT16, BFLOAT16], ids=str)
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "gated"), every_second([FLOAT32, FLOAT64, FLOAT16, BFLOAT16], [True, False]), ids=str
+)
 def test_layers_of_every_dtype(lowered: Lowered, level: str, dtype: DType, gated: bool) -> None:
     inputs = layer_inputs(np.random.default_rng(3), 11, 4, 13, 50, 19, 2, dtype, gated=gated)
     g = layer_graph(inputs, activation="gelu")

@@ -114,7 +114,9 @@ def test_valid_windows(forced: int, session: ost.Session) -> None:
     assert_close(session, conv_graph(1, 20, 24, 9, 8, padding=0))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 6))]
+)
 def test_random_shapes(seed: int, session: ost.Session) -> None:
     rng = np.random.default_rng(seed)
     images, channels, filters = (int(rng.integers(*r)) for r in ((1, 4), (24, 80), (24, 80)))
