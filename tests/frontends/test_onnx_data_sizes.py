@@ -190,8 +190,19 @@ def check(actual: Sequence[Array], expected: Sequence[Array], names: Sequence[st
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("optimize", [True, False], ids=["optimised", "plain"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "optimize"),
+    [
+        pytest.param(
+            name,
+            optimize,
+            marks=[] if optimize or n % 2 else [pytest.mark.slow],
+            id=f"{name}-{'optimised' if optimize else 'plain'}",
+        )
+        for n, name in enumerate(MODELS)
+        for optimize in (True, False)
+    ],
+)
 def test_models_against_onnx_runtime(name: str, optimize: bool) -> None:
     build, feeds = MODELS[name]
     model = Model()

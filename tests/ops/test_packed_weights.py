@@ -19,10 +19,10 @@ Array = np.ndarray[Any, Any]
 COMPUTED = [name for name, form in FORMATS.items() if form.computed]
 
 
-def thirds(first: int) -> list[Any]:
-    """The computed formats, of which the fast tests run every third one."""
+def quarters(first: int) -> list[Any]:
+    """The computed formats, of which the fast tests run every fourth one."""
     return [
-        pytest.param(name, marks=[] if number % 3 == first else [pytest.mark.slow])
+        pytest.param(name, marks=[] if number % 4 == first else [pytest.mark.slow])
         for number, name in enumerate(COMPUTED)
     ]
 
@@ -88,7 +88,7 @@ def test_the_dtype_is_that_of_the_activations(name: str) -> None:
         np.testing.assert_allclose(actual.astype(np.float64), wide, rtol=0.01, atol=0.01)
 
 
-@pytest.mark.parametrize("name", thirds(0))
+@pytest.mark.parametrize("name", quarters(0))
 def test_a_row_does_not_depend_on_the_others(name: str) -> None:
     """Bits of each row: alone, in fixed and symbolic numbers, fused, on one thread and on two."""
     size, blocks, columns = FORMATS[name].size, 3, 70
@@ -126,7 +126,7 @@ def test_a_row_does_not_depend_on_the_others(name: str) -> None:
             np.testing.assert_array_equal(found[0], expected[0][:count])
 
 
-@pytest.mark.parametrize("name", thirds(1))
+@pytest.mark.parametrize("name", quarters(1))
 def test_a_stack_of_matrices(name: str) -> None:
     """Each part has the bits that it has with its matrix alone, whatever the sizes."""
     size = FORMATS[name].size
@@ -191,7 +191,7 @@ def test_weights_stay_packed() -> None:
         assert w.nbytes <= read <= 1.045 * w.nbytes + activations, name
 
 
-@pytest.mark.parametrize("name", thirds(2))
+@pytest.mark.parametrize("name", quarters(2))
 def test_elements_and_rows_of_a_table(name: str) -> None:
     """To the bit: what the host decodes."""
     form = FORMATS[name]

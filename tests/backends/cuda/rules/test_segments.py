@@ -219,11 +219,12 @@ def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypat
 
 @pytest.mark.parametrize(
     ("dtype", "rows", "size"),
-    pairwise(
-        ["float32", "bfloat16", "float16"],
-        [1, 3, 16],
-        [(16, 7), (528, 50), (1040, 33), (2576, 9)],
-    ),
+    [
+        *pairwise(["float32", "bfloat16", "float16"], [1, 3, 16], [(16, 7), (1040, 33), (2576, 9)]),
+        pytest.param("float32", 3, (528, 50), marks=SLOW),
+        pytest.param("bfloat16", 16, (528, 50), marks=SLOW),
+        pytest.param("float16", 1, (528, 50), marks=SLOW),
+    ],
 )
 def test_streamed_weights(
     session: ost.Session, dtype: str, rows: int, size: tuple[int, int]
@@ -436,12 +437,17 @@ def test_one_kernel_may_have_more_arguments_than_a_segment(session: ost.Session)
 
 @pytest.mark.parametrize(
     ("scale", "group", "rows", "size"),
-    pairwise(
-        ["float32", "float16", "bfloat16"],
-        [32, 64, 128],
-        [1, 5, 16],
-        [(8, 7), (24, 33), (64, 5), (72, 9)],
-    ),
+    [
+        *pairwise(
+            ["float32", "float16", "bfloat16"],
+            [32, 64, 128],
+            [1, 5, 16],
+            [(8, 7), (24, 33), (72, 9)],
+        ),
+        pytest.param("float32", 32, 16, (64, 5), marks=SLOW),
+        pytest.param("float16", 64, 5, (64, 5), marks=SLOW),
+        pytest.param("bfloat16", 128, 1, (64, 5), marks=SLOW),
+    ],
 )
 def test_streamed_codes(
     session: ost.Session, scale: str, group: int, rows: int, size: tuple[int, int]
