@@ -1,7 +1,7 @@
 """Language models from a folder or a GGUF file on a GPU: steps, prompts and answers.
 
     python -m bench.cuda_llm [--model PATH] [--packed q4_k] [--layers 16] [--position 512]
-        [--runs 100] [--transformers] [--device cuda] [--json FILE]
+        [--runs 100] [--transformers] [--profile] [--device cuda] [--json FILE]
 
 Without ``--model`` it is a folder of random weights in bfloat16 in the shape of Llama 3.2 1B, which
 stays in ``build/llm``; ``--packed`` takes a GGUF file of a llama of 1.1 billion weights in blocks
@@ -9,7 +9,8 @@ of that format instead. Steps are those of the engine, of 1 and of 8 sequences a
 prompts of 512 and 2,048 tokens: least and median of single runs by the host's clock. Answers are
 those of ``ost.llm.load(...).generate``: 128 tokens after a prompt of 500, greedy, sampled, and 8
 at a time; the time of a step is that of an answer less that of one token. ``--transformers`` adds
-``generate`` of transformers, eagerly. Prints a JSON line, or writes it to a file.
+``generate`` of transformers, eagerly. ``--profile`` prints the kernels of each step, and the parts
+of segments as :mod:`bench.cuda_profile` does. Prints a JSON line, or writes it to a file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from bench.cuda_profile import merged
 from bench.synthetic_llama import write_llama
 
 import ostinato as ost
@@ -31,6 +33,7 @@ from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.step import StepGraph
 from ostinato.llm.step_sizes import StepLimits
 from ostinato.moe.safetensors import write_safetensors
+from ostinato.records import field_names
 
 _FOLDER = Path("build/llm")
 
@@ -124,10 +127,32 @@ def times(call: Callable[[], object], runs: int) -> list[float]:
     return [round(min(found), 4), round(statistics.median(found), 4)]
 
 
+def profile(step: StepGraph, what: str) -> None:
+    """Print the fastest profile of the last step: kernels by their time, and parts of segments."""
+    plan = step.plan
+    for name in plan.inputs.keys() & set(field_names(step.inputs)):
+        given, shape = getattr(step.inputs, name), plan.inputs[name].shape
+        values = np.zeros(shape, given.dtype)
+        there = tuple(slice(min(size)) for size in zip(shape, given.shape, strict=True))
+        values[there] = given[there]
+        plan.inputs[name].copyin(values)
+    best = min((plan.execute_profiled() for _ in range(5)), key=lambda found: found.elapsed)
+    print(f"{what}: {1e3 * best.elapsed:.4f} ms")
+    kernels: dict[str, list[float]] = {}
+    for record in best:
+        kernels.setdefault(record.name, []).append(1e6 * record.elapsed)
+    for name, spent in sorted(kernels.items(), key=lambda row: -sum(row[1])):
+        print(f"    {name:50.50} {len(spent):4} {sum(spent):9.1f} µs")
+    for record in best:
+        if record.parts and len(record.parts) > 20:
+            print("\n".join(merged(record.parts)))
+
+
 def steps(
-    checkpoint: Checkpoint, session: ost.Session, position: int, runs: int
+    checkpoint: Checkpoint, session: ost.Session, options: argparse.Namespace
 ) -> dict[str, list[float]]:
     """The times of steps of known sizes."""
+    position, runs = options.position, options.runs
     rows, context = 2048, max(2048, position + 64)
     pages = -(-context // 64)
     limits = StepLimits(
@@ -144,13 +169,18 @@ def steps(
     for count in (2048, 512):
         feed(step, count, 0)
         step.inputs.pick[0] = count - 1
-        found[f"prompt of {count}"] = times(lambda n=count: step.run(n, 1, 1), max(5, runs // 10))
+        name = f"prompt of {count}"
+        found[name] = times(lambda n=count: step.run(n, 1, 1), max(5, runs // 10))
+        if options.profile:
+            profile(step, name)
     for count in (1, _SEQUENCES):
         for row in range(count):
             feed(step, 1, position, row, row)
             step.inputs.pick[row] = row
         name = f"{count} at position {position}"
         found[name] = times(lambda n=count: step.run(n, n, 1), runs)
+        if options.profile:
+            profile(step, name)
     step.close()
     return found
 
@@ -213,6 +243,7 @@ def main() -> None:
     parser.add_argument("--position", type=int, default=512)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -229,7 +260,7 @@ def main() -> None:
     start = time.perf_counter()
     checkpoint, session = open_checkpoint(path), ost.Session(options.device)
     found: dict[str, Any] = {"model": path.name}
-    found["steps, ms"] = steps(checkpoint, session, options.position, options.runs)
+    found["steps, ms"] = steps(checkpoint, session, options)
     found["steps, s in all"] = round(time.perf_counter() - start, 1)
     if words:
         found["answers"] = answers(path, options.device)
