@@ -2,7 +2,7 @@
 #
 #   make demo         install, then run real models and check them against ONNX Runtime
 #   make test         lint, types and tests, by WORKERS=2 processes
-#   make test-peers   comparisons that need PyTorch, in an environment of their own
+#   make test-peers   comparisons that need PyTorch, in an environment of their own, by as many
 #   make test-torch   every op and sample of PyTorch's own OpInfo
 #   make test-exports   export and compare every Hugging Face architecture of tests/peers
 #   make test-slow    long fuzzing, and what the fast tests nearly prove
@@ -67,7 +67,7 @@ test-races: $(STAMP)
 		PYTHONPATH="$$(echo build/races/lib.*)" $(BIN)/python -m tests.ordering.load 30
 
 test-peers: $(PEERS_STAMP)
-	$(PEERS)/bin/python -m pytest -q tests/peers
+	$(PEERS)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal tests/peers
 
 test-torch: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m tests.peers.torch.op_info

@@ -41,7 +41,7 @@ def driver_of(session: ost.Session) -> Any:
     return backend.host
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_answers_are_those_of_transformers(family: str, cuda: ost.Session, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(family, tmp_path)
     answer = load_expected(family).tokens[0, 1].tolist()[:2]
