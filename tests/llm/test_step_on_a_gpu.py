@@ -19,7 +19,7 @@ from ostinato.plan.device_array import DeviceArray
 from ostinato.records import replace
 from tests.devices.registered import open_session, registered
 from tests.llm.greedy import feed, forced, spread_blocks
-from tests.llm.tiny_llm import write_llm
+from tests.llm.tiny_llm import write_llm, write_tokenizer
 from tests.llm.tiny_models import load_expected, prompt, write_folder
 
 LIMITS = StepLimits(rows=32, sequences=2, picks=2, blocks=4, context=128, adjustments=2)
@@ -70,6 +70,32 @@ def test_a_model_answers_as_on_the_cpu(tmp_path: Path) -> None:
             assert model.limits.kv_bytes > 0
         answers.append([found.tokens, *(other.tokens for other in found.alternatives)])
         assert len(found.logprobs) == len(found.tokens)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.slow
+def test_prompts_and_answers_share_steps_on_pools_of_bfloat16(tmp_path: Path) -> None:
+    """Heads of 64 features, whose attention is for tensor cores: of few rows, and of many."""
+    expected = load_expected("llama")
+    config = {**expected.config, "head_dim": 64, "num_hidden_layers": 2}
+    shapes = {}
+    for name, shape in expected.shapes.items():
+        if not name.startswith(("model.layers.2", "model.layers.3")):
+            sizes = [*shape]
+            if "self_attn" in name:
+                sizes["o_proj" in name] *= 4
+            shapes[name] = sizes
+    write_folder(tmp_path, config, shapes, 0)
+    write_tokenizer(tmp_path, config["vocab_size"])
+    answers = []
+    for device in ("cpu", "cudahost"):
+        with (
+            registered(cudahost="tests.devices.cuda_host.backend:CudaHostBackend"),
+            ost.llm.load(tmp_path, device=device, context=192, sequences=4) as model,
+        ):
+            sampling = ost.llm.Sampling(temperature=0.0, max_tokens=5)
+            prompts = [("+,-./" * 30)[:length] for length in (70, 3, 33, 1, 130)]
+            answers.append([found.tokens for found in model.generate_many(prompts, sampling)])
     assert answers[0] == answers[1]
 
 
