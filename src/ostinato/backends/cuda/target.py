@@ -31,7 +31,7 @@ class CudaTarget:
             that themselves, where the GPU can.
         tiled_transposes: whether elements that change places go by way of shared memory.
         warp_groups: whether tensor cores multiply for groups of four warps, where the GPU can.
-        fragments: whether tensor cores multiply the keys of a few rows in parts of segments.
+        fragments: whether tensor cores multiply the keys of a few rows.
         divided_features: whether the warps of such a part divide the features where keys are few.
         kept_rows: whether threads keep rows in registers between the stages of a loop nest.
     """

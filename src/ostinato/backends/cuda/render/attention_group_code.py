@@ -23,10 +23,12 @@ __all__ = [
     "CHUNKS",
     "COMPUTED",
     "COPIED",
+    "COPIED_ALL",
     "COPYING",
     "COPY_BEGIN",
     "COPY_END",
     "GENERAL",
+    "ITERATION",
     "PLAIN",
     "SOURCE",
     "START",
@@ -84,6 +86,28 @@ COPYING = """\
             ost::barrier_arrive(arrived + shown);
             shown = shown + 1 == $slots ? 0 : shown + 1;
         };
+"""
+
+#: The end of that group, and the beginning of those that have rows; then their loop over items,
+#: whose queries ``bring_queries`` brings.
+COPIED_ALL = """\
+            if (behind) {
+                ost::copy_wait<0>();
+                show();
+            }
+        }
+        return;
+    }
+    ost::take_registers<$registers>();
+    const int g = lane / 4, t = lane % 4;
+    unsigned short* const own_queries = queries + group * $query_tile;
+"""
+ITERATION = """\
+    // Groups multiply queries in turn: while one does, the others compute weights.
+    unsigned turn = group == 0;
+    if (item_of(0) < items)
+        bring_queries(item_of(0));
+    for (int round = 0, item; (item = item_of(round)) < items; round++) {
 """
 
 #: The tiles of keys from ``low`` to ``high``: what the rows of a group gather of them.
@@ -219,7 +243,7 @@ $range
         return set * $groups + $groups <= tiles ? set * $groups + $groups - 1 : tiles - 1;
     };
 """
-_BETWEEN = """\
+_COPIES = """\
         for (int round = 0, item; (item = item_of(round)) < items; round++) {
             [[maybe_unused]] const long long point = item % (int)points;
             const int set = item / (int)points;
@@ -233,16 +257,8 @@ $value_source
 $load_keys
 $load_values
             }
-            if (behind) {
-                ost::copy_wait<0>();
-                show();
-            }
-        }
-        return;
-    }
-    ost::take_registers<$registers>();
-    const int g = lane / 4, t = lane % 4;
-    unsigned short* const own_queries = queries + group * $query_tile;
+"""
+_QUERIES = """\
     auto bring_queries = [&](int item) {
         [[maybe_unused]] const long long point = item % (int)points;
         const int tile = item / (int)points * $groups + group;
@@ -251,11 +267,8 @@ $load_values
 $batch
 $bring
     };
-    // Groups multiply queries in turn: while one does, the others compute weights.
-    unsigned turn = group == 0;
-    if (item_of(0) < items)
-        bring_queries(item_of(0));
-    for (int round = 0, item; (item = item_of(round)) < items; round++) {
+"""
+_RANGE = """\
         [[maybe_unused]] const long long point = item % (int)points;
         const int set = item / (int)points, given = set * $groups + group;
         const int tile = given < tiles ? given : tiles - 1, end = given < tiles ? end_of(tile) : 0;
@@ -296,7 +309,9 @@ $store
     }
 """
 
-BODY = Template(f"{START}{_ITEMS}{COPYING}{_BETWEEN}{TILES}{_END}")
+BODY = Template(
+    f"{START}{_ITEMS}{COPYING}{_COPIES}{COPIED_ALL}{_QUERIES}{ITERATION}{_RANGE}{TILES}{_END}"
+)
 
 #: The first chunk of a thread in a tile of keys or values, and how far the next line's is.
 SOURCE = Template("""\

@@ -18,6 +18,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render import tensor_tiles
 from ostinato.backends.cuda.render.attention_fragments import LOG2E
 from ostinato.backends.cuda.render.attention_scores import MINUS_INFINITY, MOST
 from ostinato.backends.cuda.render.body import SharedArray
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
 
 __all__ = ["body", "fits", "head_blocks", "launch"]
-
-#: The first architecture with these instructions.
-_CAPABILITY = 80
 
 _THREADS, _WARPS = 256, 8
 
@@ -242,13 +240,12 @@ def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
     sizes = max_extent(spec.depth), max_extent(spec.column)
     keys = max_extent(spec.page) * max_extent(spec.place)
     return (
-        target.capability >= _CAPABILITY
+        tensor_tiles.multiplies(BFLOAT16, target)
         and target.fragments
         and all(0 < size <= _WIDEST and size % _GRAIN == 0 for size in sizes)
         and 0 < keys < MOST
         and max_extent(spec.place) % _TILE == 0
         and has_vectors(kernel)
-        and spec.acc == FLOAT32
     )
 
 

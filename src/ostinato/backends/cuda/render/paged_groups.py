@@ -14,9 +14,11 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.attention_group_code import (
+    COPIED_ALL,
     COPY_BEGIN,
     COPY_END,
     COPYING,
+    ITERATION,
     PLAIN,
     START,
     TILES,
@@ -155,16 +157,7 @@ $load_values
 {COPY_END}
                 }}
             }} while (found);
-            if (behind) {{
-                ost::copy_wait<0>();
-                show();
-            }}
-        }}
-        return;
-    }}
-    ost::take_registers<$registers>();
-    const int g = lane / 4, t = lane % 4;
-    unsigned short* const own_queries = queries + group * $query_tile;
+{COPIED_ALL}\
     auto bring_queries = [&](int item) {{
         const long long first_row = first_row_of(item);
         const int shared = shared_of(item), first_member = member_of(item);
@@ -197,11 +190,7 @@ $query
             }}
         }}
     }};
-    // Groups multiply queries in turn: while one does, the others compute weights.
-    unsigned turn = group == 0;
-    if (item_of(0) < items)
-        bring_queries(item_of(0));
-    for (int round = 0, item; (item = item_of(round)) < items; round++) {{
+{ITERATION}\
         const long long first_row = first_row_of(item);
         const int shared = shared_of(item), first_member = member_of(item);
         // Of both rows of the thread: where they are in the item, and their positions.

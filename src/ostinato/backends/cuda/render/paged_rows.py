@@ -1,4 +1,4 @@
-"""Rendering paged attention for few rows, and for pools of any dtype.
+"""Rendering paged attention of any rows, for pools and sizes that are not for tensor cores.
 
 A block has a row, some of the heads that share a key head, and a part of the row's keys. A few
 neighbouring lanes share a key: each has some features of it, of its value and of all queries, in

@@ -16,6 +16,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render import tensor_tiles
 from ostinato.backends.cuda.render.attention_scores import MINUS_INFINITY, SLACK
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
 from ostinato.backends.cuda.render.paged_places import (
@@ -25,7 +26,7 @@ from ostinato.backends.cuda.render.paged_places import (
     sizes_of,
 )
 from ostinato.backends.cuda.render.paged_scores import capped_text, exponent, sink_text
-from ostinato.dtypes import FLOAT32
+from ostinato.dtypes import BFLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import max_extent
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
 
 __all__ = ["fits", "launch", "source"]
-
-#: The first architecture with these instructions.
-_CAPABILITY = 80
 
 _WARPS = 4
 _THREADS, _STACKED = 32 * _WARPS, 16 * _WARPS
@@ -339,7 +337,7 @@ def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
     spec = kernel.spec
     depth, features = max_extent(spec.depth), max_extent(spec.column)
     return (
-        target.capability >= _CAPABILITY
+        tensor_tiles.multiplies(BFLOAT16, target)
         and kernel.splits == 1
         and max_extent(spec.row) > _FEW_ROWS
         and not (depth % 16 or features % 16)
