@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
@@ -12,7 +12,10 @@ import pytest
 import ostinato as ost
 from tests.devices.catalogue import catalogued
 
-__all__ = ["BuildCases", "Case", "build_cases"]
+__all__ = ["OPTIMISED", "UNOPTIMISED", "BuildCases", "Case", "build_cases", "cases_of"]
+
+OPTIMISED = ost.CompileOptions(verify=True)
+UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
 
 
 class Case(NamedTuple):
@@ -27,6 +30,26 @@ class Case(NamedTuple):
     graph: ost.Graph
     inputs: Mapping[str, np.ndarray[Any, Any]]
     options: tuple[ost.CompileOptions, ...]
+
+
+def cases_of(recipes: Mapping[str, tuple[Any, Sequence[str]]]) -> list[Any]:
+    """Parameters ``(name, dtype, options)`` of recipes and their dtypes.
+
+    Without optimisation a plain run has the first dtype of each: the other dtypes differ in their
+    kernels, which the optimised graphs have too.
+    """
+    return [
+        pytest.param(
+            name,
+            dtype,
+            options,
+            marks=[pytest.mark.slow] if options is UNOPTIMISED and dtype != dtypes[0] else [],
+            id=f"{name}-{dtype}-{'optimised' if options is OPTIMISED else 'plain'}",
+        )
+        for name, (_, dtypes) in recipes.items()
+        for dtype in dtypes
+        for options in (OPTIMISED, UNOPTIMISED)
+    ]
 
 
 #: Takes the function that makes a case, if there is one, of a test's other parameters.

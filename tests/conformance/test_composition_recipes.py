@@ -13,14 +13,11 @@ import ostinato as ost
 from ostinato.ir.graph import Value
 from tests.devices.registered import open_session
 
-from .build import BuildCases, Case
+from .build import OPTIMISED, BuildCases, Case, cases_of
 from .compare import assert_close, check_against_oracle
 from .compositions import COMPOSITIONS
 from .draw import Draw
 from .test_sessions import SessionDraw
-
-OPTIMISED = ost.CompileOptions(verify=True)
-UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
 
 
 def make_case(
@@ -40,22 +37,7 @@ def session(device: str, build_cases: BuildCases) -> ost.Session:
     return open_session(device, threads=2)
 
 
-#: Without optimisation a plain run has the first dtype of each, as ``test_ops`` has.
-CASES = [
-    pytest.param(
-        name,
-        dtype,
-        options,
-        marks=[pytest.mark.slow] if options is UNOPTIMISED and dtype != dtypes[0] else [],
-        id=f"{name}-{dtype}-{'optimised' if options is OPTIMISED else 'plain'}",
-    )
-    for name, (_, dtypes) in COMPOSITIONS.items()
-    for dtype in dtypes
-    for options in (OPTIMISED, UNOPTIMISED)
-]
-
-
-@pytest.mark.parametrize(("name", "dtype", "options"), CASES)
+@pytest.mark.parametrize(("name", "dtype", "options"), cases_of(COMPOSITIONS))
 def test_composition(
     name: str, dtype: str, options: ost.CompileOptions, session: ost.Session
 ) -> None:

@@ -12,7 +12,7 @@ from ostinato.ir.graph import Value
 from ostinato.ops import OPS
 from tests.devices.registered import open_session
 
-from .build import BuildCases, Case
+from .build import OPTIMISED, BuildCases, Case, cases_of
 from .compare import check_against_oracle
 from .draw import Draw
 from .recipes import recipes
@@ -21,29 +21,11 @@ RECIPES = recipes()
 
 #: Draws of operands, of shapes that differ, for the first dtype of an op; elsewhere there is one.
 DRAWS = {(name, dtypes[0]): 2 for name, (_, dtypes) in RECIPES.items()}
-OPTIMISED = ost.CompileOptions(verify=True)
-UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
 
 
 def test_every_op_has_a_recipe() -> None:
     """Ops with nested graphs aside, which ``tests/control`` is about."""
     assert sorted({*RECIPES, "cond", "loop"}) == sorted(OPS)
-
-
-#: Ops and dtypes by how they are compiled. Without optimisation a plain run has the first dtype of
-#: each op: the other dtypes differ in their kernels, which the optimised graphs have too.
-CASES = [
-    pytest.param(
-        name,
-        dtype,
-        options,
-        marks=[pytest.mark.slow] if options is UNOPTIMISED and dtype != dtypes[0] else [],
-        id=f"{name}-{dtype}-{'optimised' if options is OPTIMISED else 'plain'}",
-    )
-    for name, (_, dtypes) in RECIPES.items()
-    for dtype in dtypes
-    for options in (OPTIMISED, UNOPTIMISED)
-]
 
 
 def make_case(name: str, dtype: str, options: ost.CompileOptions = OPTIMISED) -> Case:
@@ -68,7 +50,7 @@ def sessions(device: str, build_cases: BuildCases) -> dict[bool, ost.Session]:
     return {optimise: open_session(device, threads=1 + optimise) for optimise in (False, True)}
 
 
-@pytest.mark.parametrize(("name", "dtype", "options"), CASES)
+@pytest.mark.parametrize(("name", "dtype", "options"), cases_of(RECIPES))
 def test_op(
     name: str, dtype: str, options: ost.CompileOptions, sessions: dict[bool, ost.Session]
 ) -> None:

@@ -39,6 +39,7 @@ ROWS: list[dict[str, Any]] = [
     {"rows": 3, "heads": (20, 1), "depth": (32, 64), "window": 70, "sinks": True},
     {"rows": 2, "heads": (6, 2), "depth": (64, 32), "softcap": 3.0, "blocks": (30, 16)},
     {"rows": 4, "dtype": "bfloat16", "heads": (2, 2), "depth": (64, 64), "window": 33},
+    {"rows": 8, "heads": (4, 4), "depth": (32, 32), "blocks": (20, 64), "table": (1, 20)},
 ]
 
 #: Many rows on tensor cores.
@@ -185,13 +186,13 @@ def test_kernels_compile(arch: str) -> None:
             compile_text(kernel.source(CudaTarget.of_arch(arch)), arch)
 
 
-@pytest.mark.parametrize("rows", [5, 24])
+@pytest.mark.parametrize(("rows", "depth"), [(5, 16), (5, 32), (24, 16)])
 @pytest.mark.parametrize("window", [None, 90])
 def test_what_no_row_attends_to_is_not_read(
-    session: ost.Session, rows: int, window: int | None
+    session: ost.Session, rows: int, depth: int, window: int | None
 ) -> None:
     """Not even with a weight of zero: blocks that were another sequence's may hold NaN."""
-    g = attend(rows=rows, heads=(2, 1), depth=(16, 32), window=window, table=(3, 4))
+    g = attend(rows=rows, heads=(2, 1), depth=(depth, 32), window=window, table=(3, 4))
     arrays = arrays_of(g, rows)
     arrays["position"][:5] = [200, 0, 1, 63, 64]
     (wanted,) = evaluate(g, arrays)
