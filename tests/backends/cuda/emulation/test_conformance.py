@@ -10,9 +10,9 @@ import zlib
 import pytest
 
 import ostinato as ost
-from tests.conformance.build import Case
+from tests.conformance.build import OPTIMISED, UNOPTIMISED, Case
 from tests.conformance.compare import check_against_oracle
-from tests.conformance.test_ops import OPTIMISED, RECIPES, UNOPTIMISED, make_case
+from tests.conformance.test_ops import RECIPES, make_case
 from tests.devices.cuda_emulation.backend import build_ahead
 from tests.devices.cuda_emulation.toolchain import COMPILER
 from tests.devices.registered import open_session
