@@ -277,7 +277,7 @@ def test_more_weights_are_under_way_where_there_are_many_for_a_part() -> None:
         g.set_outputs([g.silu(g.matmul(g.silu(x), weight)) for weight in weights])
         (segment,) = (kernel for kernel in kernels_of(g) if isinstance(kernel, Segment))
         text = segment.source(CudaTarget.of_arch("sm_90"))
-        found = re.findall(r"ring\.(?:count|spare|scarce|drained) = (\d+);", text)
+        found = re.findall(r"\b(?:count|spare|scarce|drained) = (\d+)[,;]", text)
         limits.append([int(number) for number in found])
     (slots, *few), (other_slots, *many) = limits
     assert few == [slots // 4, slots * 3 // 4, slots]

@@ -54,8 +54,7 @@ struct ring_place {
     unsigned parity;
 };
 
-// Each thread has its own. Functions that are called get a copy, and return the place behind what
-// they have read: what no function has the address of is in registers.
+// What all rings have in common.
 struct ring {
     // A stage: so many bytes of neighbouring rows, the first line of 128 bytes of each, then the next
     // ones, swizzled, so that the same vectors of all rows are in different banks.
@@ -74,22 +73,35 @@ struct ring {
     // Warps that read a stage; so many groups of them read as many stages at a time. To wait for a
     // stage takes as long as to multiply much of it.
     static constexpr int sharing = 4, groups = computing / 32 / sharing;
+};
 
-    phased_barrier *arrived, *emptied;
-    unsigned char* slots;
-    int count, bytes;  // slots, and bytes of each
-    int ahead;         // stages under way, at most: more of them delay every other access to memory
-    int spare;         // empty slots with no more of which one stage is under way: there is no hurry
-    int scarce;        // with more, one more than `ahead`
-    int drained;       // with more, two more: the block is about to wait
+// A ring: each thread has its own. Functions that are called get a copy, and return the place behind
+// what they have read: what no function has the address of is in registers.
+//
+// All but its place are constants of the code of a segment, the fields of the ring's form:
+//     memory()           the shared memory of the block
+//     barriers, begin    bytes of it before the barriers, and before the first slot
+//     count, bytes       slots, and bytes of each
+//     ahead              stages under way, at most: more of them delay every other access to memory
+//     spare              empty slots with no more of which one stage is under way: there is no hurry
+//     scarce             with more, one more than `ahead`
+//     drained            with more, two more: the block is about to wait
+template <class Form>
+struct ring_of : ring {
+    static constexpr int count = Form::count;
+
     int slot = 0;
     unsigned parity = 0;
 
+    // The barriers at which stages arrive, and those at which slots are empty again.
+    static phased_barrier* arrived() { return (phased_barrier*)(Form::memory() + Form::barriers); }
+    static phased_barrier* emptied() { return arrived() + count; }
+
     // Starts the barriers: called by one thread, before all others use them.
-    void start() {
+    static void start() {
         for (int i = 0; i < count; i++) {
-            barrier_start(arrived + i, 1);
-            barrier_start(emptied + i, sharing);
+            barrier_start(arrived() + i, 1);
+            barrier_start(emptied() + i, sharing);
         }
         barriers_started();
     }
@@ -103,36 +115,36 @@ struct ring {
     }
 
     // Whether so many stages may be held at a time: others are on their way behind them.
-    bool has_room_for(int stages) const { return stages <= count / 2; }
+    static constexpr bool has_room_for(int stages) { return stages <= count / 2; }
 
     ring_place here() const { return {slot, parity}; }
     void go_to(ring_place next) { slot = next.slot, parity = next.parity; }
 
     // The next stage, once it has arrived.
     const unsigned char* await() {
-        barrier_wait(arrived + slot, parity);
+        barrier_wait(arrived() + slot, parity);
         __syncwarp();
-        return slots + slot * bytes;
+        return memory();
     }
 
     // Called by each of the warps that have read the stage.
     void release() {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
+        if (threadIdx.x % 32 == 0) barrier_arrive(emptied() + slot);
     }
 
     // Whether more than so many slots are empty, where the next one is; of all of them, no.
     bool empty_beyond(int many) const {
         const bool wraps = slot + many >= count;
-        phased_barrier* const later = emptied + slot + many - (wraps ? count : 0);
+        phased_barrier* const later = emptied() + slot + many - (wraps ? count : 0);
         return barrier_passed<false>(later, wraps ? parity : parity ^ 1);
     }
 
     // Stages that may be under way, once the next one is.
     int under_way() const {
-        if (!empty_beyond(spare)) return 1;
-        if (!empty_beyond(scarce)) return ahead;
-        return empty_beyond(drained) ? ahead + 2 : ahead + 1;
+        if (!empty_beyond(Form::spare)) return 1;
+        if (!empty_beyond(Form::scarce)) return Form::ahead;
+        return Form::ahead + (empty_beyond(Form::drained) ? 2 : 1);
     }
 
     // The barrier at which the last stage arrives that has to before one more is under way, and the
@@ -141,7 +153,7 @@ struct ring {
         const int most = under_way();
         const bool wrapped = slot < most;
         its_parity = wrapped ? parity ^ 1 : parity;
-        return arrived + (wrapped ? slot + count - most : slot - most);
+        return arrived() + (wrapped ? slot + count - most : slot - most);
     }
 
     // Fills slots with the stages of a block's tiles: called by the only thread that does.
@@ -157,7 +169,7 @@ struct ring {
 #pragma unroll 1
                 for (int row = first; row < last; row += rows) {
                     unsigned char* const to = next_slot(bytes);
-                    phased_barrier* const barrier = arrived + slot;
+                    phased_barrier* const barrier = arrived() + slot;
                     if (!those.apart) copy_tensor(to, those.map, 0, row, line, barrier, policy);
                     else
                         for (int i = 0; i < those.step; i++)
@@ -178,19 +190,22 @@ struct ring {
     // The same with a stage of so many bytes.
     void fetch_bytes(const void* from, unsigned bytes) {
         unsigned char* const to = next_slot(bytes);
-        copy_bulk(to, from, bytes, arrived + slot, read_once());
+        copy_bulk(to, from, bytes, arrived() + slot, read_once());
         advance();
     }
 
    private:
+    // The memory of the slot.
+    unsigned char* memory() const { return Form::memory() + Form::begin + slot * Form::bytes; }
+
     // The next slot, once it is empty and a further stage may be under way: one of so many bytes.
     unsigned char* next_slot(unsigned bytes_under_way) {
-        barrier_wait(emptied + slot, parity ^ 1);
+        barrier_wait(emptied() + slot, parity ^ 1);
         unsigned its_parity;
         phased_barrier* const before = earlier(its_parity);
         barrier_wait(before, its_parity);
-        barrier_expect(arrived + slot, bytes_under_way);
-        return slots + slot * bytes;
+        barrier_expect(arrived() + slot, bytes_under_way);
+        return memory();
     }
 };
 

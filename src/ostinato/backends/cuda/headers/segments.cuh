@@ -37,11 +37,19 @@ inline void find_place(unsigned short* record) {
     record[1] = (unsigned short)(working == 0 ? own >= those : own);
 }
 
-// The blocks that share a part, of those that have work.
-inline unsigned sharing(unsigned working) { return gridDim.x < working ? gridDim.x : working; }
+// Kernels have all the blocks that parts were given; only an emulator runs fewer. So numbers of them
+// are constants of a kernel's code, and need no registers.
 
-// The number of a block counted from the first one of a part. Kernels have all the blocks that parts
-// were given; only an emulator runs fewer.
+// The blocks that share a part, of those that have work.
+inline unsigned sharing(unsigned working) {
+#ifdef __CUDA_ARCH__
+    return working;
+#else
+    return gridDim.x < working ? gridDim.x : working;
+#endif
+}
+
+// The number of a block counted from the first one of a part.
 inline unsigned counted_from(unsigned first, unsigned block) {
 #ifdef __CUDA_ARCH__
     return block >= first ? block - first : block + gridDim.x - first;

@@ -30,9 +30,9 @@ inline float sum_of_codes(unsigned sum) {
 // A word of codes has eight elements: four are in the lower halves of its bytes, four in the upper
 // ones. With 8 taken off, either are the upper halves of signed bytes, 16 times as large. Of the left
 // operand, the bytes that belong to them are every other one of eight.
-template <class Format, int Block, int Rows, bool Wide>
+template <class Format, int Block, int Rows, bool Wide, class Ring>
 static OST_PRODUCT ring_place multiply_codes(
-    ring shared_ring, const signed char* left, long long pitch, const float* scales, int rows,
+    Ring shared_ring, const signed char* left, long long pitch, const float* scales, int rows,
     int depth, int there, float (*parts)[Rows][tile_columns<Wide> + 1]
 ) {
     __syncwarp();
@@ -44,7 +44,7 @@ static OST_PRODUCT ring_place multiply_codes(
     const int tile_there = there;
     if (Wide) there -= group * ring::rows;
     const int place = ring::offset(lane % 8, member * (own / 32) + lane / 8);
-    ring from = shared_ring;
+    Ring from = shared_ring;
     from.advance(group);
     float sums[4] = {};
     const signed char* at[halves];
@@ -224,9 +224,9 @@ struct bytes_by_codes {
 // The products of up to `Together` tiles, `step` apart, of one row in shared memory: see
 // `multiply_tile`. A lane has a column, and a quarter of the warp's elements; that takes fewer
 // instructions than tensor cores, whose other rows would be wasted. Wide: it has them in registers.
-template <class Row, bool Wide, int Together>
+template <class Row, bool Wide, int Together, class Ring>
 static OST_PRODUCT ring_place multiply_row(
-    ring shared_ring, const void* left, const float* scales, int depth, int first_tile, int step,
+    Ring shared_ring, const void* left, const float* scales, int depth, int first_tile, int step,
     int columns,
     typename Row::sum (*parts)[Wide ? ring::sharing : computing / 32][1][tile_columns<Wide> + 1]
 ) {
@@ -235,7 +235,7 @@ static OST_PRODUCT ring_place multiply_row(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
     const int member = warp % ring::sharing, group = warp / ring::sharing;
     const int inside = member * (all / ring::sharing) + lane / 8 * Row::quarter;
-    ring next = shared_ring;
+    Ring next = shared_ring;
     Row row(left, scales);
     if (Wide) row.load(inside, depth - inside);
 #pragma unroll 1
@@ -244,7 +244,7 @@ static OST_PRODUCT ring_place multiply_row(
         if (rest <= 0) break;
         const int tile_there = min(rest, width);
         const int there = Wide ? tile_there - group * ring::rows : tile_there;
-        ring from = next;
+        Ring from = next;
         from.advance(group);
         typename Row::sum sum = 0;
         const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;

@@ -101,9 +101,9 @@ struct left_part {
 // that the warp has. Whole: stages are full. Shared: the left operand is in shared memory; if not,
 // `staged` has room for the `left_part` of each warp. Polled: its elements are packets. Wide: all of a
 // column is in one stage, and each group of warps has columns of its own.
-template <class Format, int Rows, bool Whole, bool Shared, bool Wide, bool Polled = false>
+template <class Format, int Rows, bool Whole, bool Shared, bool Wide, bool Polled = false, class Ring>
 static OST_PRODUCT ring_place multiply_tile(
-    ring shared_ring,
+    Ring shared_ring,
     typename choice<Polled, inbox<unsigned short>, const unsigned short*>::type left,
     long long pitch, int rows, int depth, int there,
     typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1], unsigned short* staged = nullptr
@@ -117,7 +117,7 @@ static OST_PRODUCT ring_place multiply_tile(
     const int tile_there = there;
     if (Wide) there -= group * ring::rows;
     const int place = ring::offset(column, member * (own / 8) + lane / 8);
-    ring from = shared_ring;
+    Ring from = shared_ring;
     from.advance(group);
     typename Format::sum sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
     const unsigned short* at[halves];
@@ -180,9 +180,9 @@ static OST_PRODUCT ring_place multiply_tile(
 // shared memory: see `multiply_tile`, whose sums these are. A warp keeps its elements of the rows in
 // registers. `Depth` is a multiple of the elements of a stage. Two tiles are the 16 rows of a tensor
 // core's tile; the last one may be alone.
-template <class Format, int Rows, int Depth, int Together>
+template <class Format, int Rows, int Depth, int Together, class Ring>
 static OST_PRODUCT ring_place multiply_tiles_of_rows(
-    ring shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
+    Ring shared_ring, const unsigned short* left, long long pitch, int rows, int first_tile,
     int tile_step, int columns, float (*parts)[computing / 32][Rows][ring::rows + 1]
 ) {
     static_assert(Rows <= 8, "columns of a fragment");
@@ -207,20 +207,20 @@ static OST_PRODUCT ring_place multiply_tiles_of_rows(
     // Lanes give the addresses of eight columns of either tile, then of the next eight elements.
     const bool second = lane / 8 % 2;
     const int place = ring::offset(lane % 8, member * (own / 8)), next_vector = lane / 16 * 16;
-    ring next = shared_ring;
+    Ring next = shared_ring;
     const bool pairs = shared_ring.has_room_for(2 * stages);
 #pragma unroll 1
     for (int first = 0; first < Together;) {
         const int rest = columns - (first_tile + first * tile_step) * ring::rows;
         if (rest <= 0) break;
         const bool both = pairs && first + 1 < Together && rest > tile_step * ring::rows;
-        ring from = next;
+        Ring from = next;
         from.advance(group);
         float sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
 #pragma unroll
         for (int round = 0; round < rounds; round++) {
             if (round < own_rounds) {
-                ring other = from;
+                Ring other = from;
                 if (both) other.advance(stages);
                 const unsigned char *const stage = from.await(), *const beside = other.await();
                 const unsigned char* const elements = second ? beside : stage;
@@ -257,9 +257,9 @@ static OST_PRODUCT ring_place multiply_tiles_of_rows(
 }
 
 // The same of floats: a lane has a column, and a quarter of the warp's elements.
-template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
+template <class Format, int Rows, bool Whole, bool Shared, bool Wide, class Ring>
 static OST_PRODUCT ring_place multiply_tile(
-    ring shared_ring, const float* left, long long pitch, int rows, int depth, int there,
+    Ring shared_ring, const float* left, long long pitch, int rows, int depth, int there,
     float (*parts)[Rows][tile_columns<Wide> + 1]
 ) {
     static_assert(!Wide, "floats have tiles of a stage");
@@ -268,7 +268,7 @@ static OST_PRODUCT ring_place multiply_tile(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
     const int first = warp * own + lane / 8 * quarter;
     const int place = ring::offset(column, (warp % ring::sharing * own + lane / 8 * quarter) / 4);
-    ring from = shared_ring;
+    Ring from = shared_ring;
     from.advance(warp / ring::sharing);
     float sums[Rows] = {};
     left += first;

@@ -159,10 +159,11 @@ class Body:
             )
         ]
         if self.streams:
-            first += ", ost::ring& ring"
+            first += ", Ring& ring"
         declared = [*first.split(", "), *declared]
         how = "__forceinline__" if in_place else "OST_APART"
-        lines = [f"static __device__ {how} void {name}({', '.join(declared)}) {{"]
+        lines = ["template <class Ring>"] * self.streams
+        lines.append(f"static __device__ {how} void {name}({', '.join(declared)}) {{")
         lines += self.memory("pool")
         lines += [
             f"    const auto {names[number]} = ost::awaited<{count}>(packets_of_{names[number]});"

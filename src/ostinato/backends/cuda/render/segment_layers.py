@@ -149,8 +149,8 @@ class SegmentLayers:
             "}",
         ]
         if streams:  # in registers: no function that is called has its address
-            loop = ["ost::ring ring = shared_ring;", *loop, "shared_ring = ring;"]
-            loop = ["ost::ring& shared_ring = ring;", "{", *(f"    {line}" for line in loop), "}"]
+            loop = ["auto ring = shared_ring;", *loop, "shared_ring = ring;"]
+            loop = ["auto& shared_ring = ring;", "{", *(f"    {line}" for line in loop), "}"]
         last = found.end == len(self.layout.parts)
         return [
             f"        if (i == {found.begin}) {{",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render.segment_layout import SegmentLayout
     from ostinato.backends.cuda.render.weight_streams import Stream
 
-__all__ = ["parameters", "ring"]
+__all__ = ["form", "parameters", "ring"]
 
 #: Bytes that a ring has under way, about.
 _BYTES_AHEAD = 32 << 10
@@ -60,24 +60,40 @@ def parameters(layout: SegmentLayout, before: str) -> list[str]:
     ]
 
 
-def ring(layout: SegmentLayout, name: str) -> list[str]:
-    """Statements of a segment's kernel of this name: the ring, and the warp that fills it."""
+def form(layout: SegmentLayout, name: str) -> list[str]:
+    """The declaration of the form of a segment's ring; see ``ost::ring_of``.
+
+    Args:
+        layout: of the segment.
+        name: the symbol of its kernel.
+    """
     slots, slot_bytes = layout.slots, layout.slot_bytes
     ahead = max(2, round(_BYTES_AHEAD / slot_bytes))
     large = ahead == 2 and slots >= 4
+    fields = {
+        "barriers": layout.fixed_bytes,
+        "begin": layout.slot_start(slots),
+        "count": slots,
+        "bytes": slot_bytes,
+        "ahead": ahead,
+        **_limits(layout, large=large),
+    }
+    return [
+        f"struct {name}_ring {{",
+        f"    static constexpr int {', '.join(f'{k} = {v}' for k, v in fields.items())};",
+        f"    static __device__ unsigned char* memory() {{ return {name}_memory; }}",
+        "};",
+    ]
+
+
+def ring(layout: SegmentLayout, name: str) -> list[str]:
+    """Statements of a segment's kernel of this name: the ring, and the warp that fills it."""
     lines = [
-        "    ost::ring ring;",
-        f"    ring.arrived = (ost::phased_barrier*)(memory + {layout.fixed_bytes});",
-        f"    ring.emptied = ring.arrived + {slots};",
-        f"    ring.slots = memory + {layout.slot_start(slots)};",
-        f"    ring.count = {slots};",
-        f"    ring.bytes = {slot_bytes};",
-        f"    ring.ahead = {ahead};",
-        *(f"    ring.{name} = {count};" for name, count in _limits(layout, large=large).items()),
+        f"    ost::ring_of<{name}_ring> ring;",
         "    if (threadIdx.x == 0) ring.start();",
         "    __syncthreads();",
         f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
-        "        ost::ring filled = ring;  // in registers: no function has its address",
+        "        auto filled = ring;  // in registers: no function has its address",
         f"        for (int n = 0; n < {len(layout.fetched)}; n++) {{",
         f"            const int wanted = records[{layout.width * len(layout.parts)} + n];",
         f"            const int i = wanted / {layout.most_streams};",

@@ -12,14 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED
-from ostinato.backends.cuda.render import segment_records
+from ostinato.backends.cuda.render import segment_records, segment_ring
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.segment_calls import call
 from ostinato.backends.cuda.render.segment_layers import SegmentLayers
 from ostinato.backends.cuda.render.segment_layout import RESIDENT, SegmentLayout
 from ostinato.backends.cuda.render.segment_records import ARGUMENTS, ARRAYS, PLACE
-from ostinato.backends.cuda.render.segment_ring import parameters as ring_parameters
-from ostinato.backends.cuda.render.segment_ring import ring
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 
@@ -97,6 +95,8 @@ class _Renderer:
                 '#include "segments.cuh"',
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
+                f"extern __shared__ __align__(1024) unsigned char {name}_memory[];",
+                *(segment_ring.form(layout, name) if layout.streams else []),
                 *(
                     f.body.part(
                         f"{name}_{f.number}",
@@ -112,8 +112,7 @@ class _Renderer:
                 *([] if segment.alone else [segment_records.table(layout, name)]),
                 *([segment_records.part_numbers(layout, name)] if numbered else []),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
-                *ring_parameters(layout, f"{name}({parameters}, const long long* vars"),
-                f"    extern __shared__ __align__(1024) unsigned char {name}_memory[];",
+                *segment_ring.parameters(layout, f"{name}({parameters}, const long long* vars"),
                 f"    unsigned char* const memory = {name}_memory;",
                 *(self._one_after_the_other() if segment.alone else self._by_table()),
                 "}\n",
@@ -173,7 +172,7 @@ class _Renderer:
             "    __syncthreads();",
             f"    for (int i = threadIdx.x; i < {len(layout.parts)}; i += {block})",
             f"        ost::find_place(records + i * {layout.width} + {PLACE});",
-            *(ring(layout, self.name) if layout.streams else ["    __syncthreads();"]),
+            *(segment_ring.ring(layout, self.name) if layout.streams else ["    __syncthreads();"]),
             *self._parts(),
         ]
 
