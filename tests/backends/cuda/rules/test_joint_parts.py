@@ -94,6 +94,23 @@ def test_what_stands_in_front_of_attention_is_one_part(
         np.testing.assert_allclose(runs[0], runs[2], rtol=2e-4, atol=2e-5)
 
 
+def test_shares_of_one_array_may_be_apart_by_different_strides(session: ost.Session) -> None:
+    """Queries and keys of a head are parts of one array, of different sizes: no joint part."""
+    g = ost.Graph("views")
+    x = g.abs(g.input("x", (900,), "float32"))
+    queries = g.sin(g.reshape(g.slice(x, (618,), (746,)), (2, 2, 4, 8)))
+    keys = g.sin(g.reshape(g.slice(x, (44,), (780,)), (2, 2, 23, 8)))
+    values = g.input("values", (2, 2, 23, 8), "float32")
+    g.set_outputs([g.attention(queries, keys, values)])
+    rng = np.random.default_rng(65)
+    arrays = {
+        name: rng.standard_normal(value.shape, np.float32) for name, value in g.inputs.items()
+    }
+    parts = segment_of(session.compile(g)).parts
+    assert sum(part.shares_of is not None for part in parts) == 3
+    check_against_oracle(g, arrays, [(session, ost.CompileOptions())])
+
+
 def test_positions_in_bounds_are_not_clamped(session: ost.Session) -> None:
     graph = attending(4, 2, 16)
     clamps = [

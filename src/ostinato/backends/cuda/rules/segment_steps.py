@@ -18,7 +18,7 @@ from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Iterator, Sequence, Set
 
     from ostinato.backends.cuda.kernel import CudaKernel
     from ostinato.backends.cuda.render import weight_streams
@@ -156,14 +156,27 @@ def _joins(group: Sequence[Step], step: Step, alone: Set[Step]) -> bool:
             > MOST_ARGUMENTS
         ):
             return False
-    elif isinstance(step.kernel, ReceivePackets) or not all(
-        may_join(other.kernel) for other in (first, step)
+    elif (
+        isinstance(step.kernel, ReceivePackets)
+        or not all(may_join(other.kernel) for other in (first, step))
+        or not _have_same_strides(group, step)
     ):
         return False
     others = [other for other in group if not isinstance(other.kernel, ReceivePackets)]
     written = {operand for other in others for operand in other.written()}
     used = {operand for other in others for operand in other.operands}
     return not written & {*step.operands} and not used & {*step.written()}
+
+
+def _have_same_strides(group: Sequence[Step], step: Step) -> bool:
+    """Whether shares of what several steps read are as far apart for each of them."""
+    strides = dict(pair for other in group for pair in _strides(other))
+    return all(strides.get(operand, stride) == stride for operand, stride in _strides(step))
+
+
+def _strides(step: Step) -> Iterator[tuple[LoweredBuffer | Value, int]]:
+    """The operands of a step, with the elements from one share of them to the next."""
+    return zip(step.operands, step.strides, strict=True)
 
 
 def _have_same_rows(step: Step, other: Step) -> bool:
@@ -183,8 +196,7 @@ def _have_same_rows(step: Step, other: Step) -> bool:
 def _joint(group: Sequence[Step]) -> Step:
     """Several steps as one."""
     first = group[0]
-    pairs = [pair for step in group for pair in zip(step.operands, step.strides, strict=True)]
-    operands = dict(pairs)
+    operands = dict(pair for step in group for pair in _strides(step))
     places = {operand: place for place, operand in enumerate(operands)}
     reads, writes = [False] * len(places), [False] * len(places)
     dtypes = [UINT16] * len(places)
