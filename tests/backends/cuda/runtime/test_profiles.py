@@ -67,7 +67,10 @@ def test_parts_that_are_run_for_shares_have_one_time(
     segment = max(profile, key=lambda record: len(record.parts))
     for part in segment.parts:
         time = part.time
-        assert time.working + time.waiting + time.fetching > 0, part.name
+        spent = time.working + time.waiting + time.fetching
+        # What readers receive themselves is a part of theirs.
+        taken_over = time.blocks == 0 and part.name == "receive values"
+        assert spent > 0 or taken_over, part.name
 
 
 def test_logs_as_times() -> None:
