@@ -31,6 +31,7 @@ class CudaTarget:
             that themselves, where the GPU can.
         tiled_transposes: whether elements that change places go by way of shared memory.
         warp_groups: whether tensor cores multiply for groups of four warps, where the GPU can.
+        bulk_tiles: whether one thread copies the operands of large products in bulk for them.
         fragments: whether tensor cores multiply the keys of a few rows.
         divided_features: whether the warps of such a part divide the features where keys are few.
         kept_rows: whether threads keep rows in registers between the stages of a loop nest.
@@ -45,6 +46,7 @@ class CudaTarget:
     early_starts: bool = True
     tiled_transposes: bool = True
     warp_groups: bool = True
+    bulk_tiles: bool = False
     fragments: bool = True
     divided_features: bool = True
     kept_rows: bool = True
@@ -87,7 +89,7 @@ class CudaTarget:
         return (
             f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
             f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
-            f"{self.tiled_transposes} {self.warp_groups} {self.fragments} "
+            f"{self.tiled_transposes} {self.warp_groups} {self.bulk_tiles} {self.fragments} "
             f"{self.divided_features} {self.kept_rows} {self.block}"
         )
 

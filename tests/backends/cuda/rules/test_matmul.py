@@ -126,10 +126,69 @@ def test_groups_of_warps(
     check(session, d, result)
     (call,) = lowered(d.g)
     assert isinstance(call.kernel, TiledMatmul)
-    text = call.kernel.source(replace(TARGET, shared_bytes_per_block=227 << 10))
+    text = call.kernel.source(replace(TARGET, shared_bytes_per_block=227 << 10, bulk_tiles=False))
     assert f"multiply_group<{str(by_rows).lower()}>" in text
+    assert not in_bulk(text)
     compile_text(text, "sm_90")
     assert "multiply_group" not in call.kernel.source(replace(TARGET, warp_groups=False))
+
+
+#: Rows, depth and columns of products whose operands are copied in bulk: tiles of 256, 192 and 128
+#: columns, with tails and without, and several tiles for a block.
+BULK = ((130, 264, 248), (140, 264, 192), (250, 64, 128), (260, 72, 264))
+
+
+def in_bulk(text: str) -> bool:
+    return "ost::copy_tensor(" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "by_rows"), pairwise(["float16", "bfloat16"], BULK, [False, True])
+)
+def test_operands_copied_in_bulk(
+    session: ost.Session, dtype: str, size: tuple[int, int, int], by_rows: bool
+) -> None:
+    """A weight that is on its way early, and an epilogue that reads rows, columns and elements."""
+    m, k, n = size
+    d = drawn(f"bulk {size} {dtype}")
+    shape = (k, n) if by_rows else (n, k)
+    made = np.random.default_rng(n).standard_normal(shape) / np.sqrt(k)
+    weight = d.g.param("weight", shape, dtype, value=made.astype(ost.DType.parse(dtype).numpy))
+    product = d.g.matmul(
+        d.of((m, k), dtype), weight if by_rows else d.g.permute_dims(weight, (1, 0))
+    )
+    result = d.g.gelu(product + d.of((n,), dtype)) * d.of((m, 1), dtype) + d.of((m, n), dtype)
+    check(session, d, result)
+    (call,) = lowered(d.g)
+    assert isinstance(call.kernel, TiledMatmul)
+    assert in_bulk(call.kernel.source(TARGET))
+    assert not in_bulk(call.kernel.source(replace(TARGET, bulk_tiles=False)))
+    target = replace(CudaTarget.of_arch("sm_90"), multiprocessors=2, bulk_tiles=True)
+    compile_text(call.kernel.source(target), "sm_90")
+
+
+def test_views_copied_in_bulk(session: ost.Session) -> None:
+    """Operands that begin within an array, whose rows are further apart than they are long."""
+    d = drawn("bulk views")
+    left, right = d.of((300, 200), "bfloat16")[7:140, 16:144], d.of((140, 400), "bfloat16")
+    check(session, d, d.g.matmul(left, right[3:131, 72:280]))
+    (call,) = lowered(d.g)
+    assert in_bulk(call.kernel.source(TARGET))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((130, 71), (71, 136)), ((2, 130, 72), (2, 72, 136)), ((130, 72), (72, 132))],
+    ids=str,
+)
+def test_other_operands_are_not_copied_in_bulk(
+    session: ost.Session, left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    """Rows that begin anywhere, and batches."""
+    d = drawn(f"no bulk {left}")
+    check(session, d, d.g.matmul(d.of(left, "float16"), d.of(right, "float16")))
+    (call,) = lowered(d.g)
+    assert not in_bulk(call.kernel.source(TARGET))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

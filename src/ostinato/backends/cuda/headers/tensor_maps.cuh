@@ -4,6 +4,38 @@
 
 namespace ost {
 
+// How the cache treats what is read once: it is the first to leave.
+inline unsigned long long read_once() {
+    unsigned long long policy = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+
+// How it treats what is read again: as it does anything else.
+inline unsigned long long read_again() {
+    unsigned long long policy = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+
+// Whether this is the thread of its warp that acts for all of them: called by a whole warp. The
+// compiler knows that it is one thread, and needs no loop over those that copy in bulk.
+inline bool is_chosen() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    unsigned chosen;
+    asm volatile("{ .reg .pred p; .reg .b32 lane; elect.sync lane|p, 0xFFFFFFFF;\n"
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(chosen));
+    return chosen != 0;
+#else
+    return threadIdx.x % 32 == 0;
+#endif
+}
+
 // A copy into shared memory that arrives at a barrier; both addresses and the size are multiples of
 // 16 bytes.
 inline void copy_bulk(

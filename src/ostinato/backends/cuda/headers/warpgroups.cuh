@@ -153,6 +153,25 @@ inline void group_registers(T (&held)[Count]) {
           OST_TILE(8), OST_TILE(9), OST_TILE(10), OST_TILE(11),                                    \
           OST_TILE(12), OST_TILE(13), OST_TILE(14), OST_TILE(15)                                   \
         : __VA_ARGS__)
+#define OST_GROUP_192(FORMAT, ADDS, OPERANDS, ...)                                                 \
+    asm volatile(                                                                                  \
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                    \
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32." FORMAT "." FORMAT " {"                      \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
+        "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "                   \
+        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, "                   \
+        "%58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, "                   \
+        "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "                   \
+        "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                                         \
+        "}, " OPERANDS ";\n}"                                                                      \
+        : OST_TILE(0), OST_TILE(1), OST_TILE(2), OST_TILE(3),                                      \
+          OST_TILE(4), OST_TILE(5), OST_TILE(6), OST_TILE(7),                                      \
+          OST_TILE(8), OST_TILE(9), OST_TILE(10), OST_TILE(11),                                    \
+          OST_TILE(12), OST_TILE(13), OST_TILE(14), OST_TILE(15),                                  \
+          OST_TILE(16), OST_TILE(17), OST_TILE(18), OST_TILE(19),                                  \
+          OST_TILE(20), OST_TILE(21), OST_TILE(22), OST_TILE(23)                                   \
+        : __VA_ARGS__)
 #define OST_ROWS_64 "{%32, %33, %34, %35}, %36, adds, 1, 1"
 #define OST_ROWS_128 "{%64, %65, %66, %67}, %68, adds, 1, 1"
 #define OST_GROUP(FORMAT, NAME)                                                                    \
@@ -171,6 +190,14 @@ inline void group_registers(T (&held)[Count]) {
         if constexpr (ByRows)                                                                      \
             OST_GROUP_128(NAME, "%66", "%64, %65, adds, 1, 1, 0, 1", "l"(a), "l"(b), "n"(Adds));   \
         else OST_GROUP_128(NAME, "%66", "%64, %65, adds, 1, 1, 0, 0", "l"(a), "l"(b), "n"(Adds));  \
+    }                                                                                              \
+    template <bool ByRows, bool Adds>                                                              \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[24][4], unsigned long long a, unsigned long long b, FORMAT                   \
+    ) {                                                                                            \
+        if constexpr (ByRows)                                                                      \
+            OST_GROUP_192(NAME, "%98", "%96, %97, adds, 1, 1, 0, 1", "l"(a), "l"(b), "n"(Adds));   \
+        else OST_GROUP_192(NAME, "%98", "%96, %97, adds, 1, 1, 0, 0", "l"(a), "l"(b), "n"(Adds));  \
     }                                                                                              \
     template <bool ByRows, bool Adds>                                                              \
     inline void multiply_panels(                                                                   \
@@ -193,6 +220,7 @@ OST_GROUP(bfloat16_format, "bf16")
 #undef OST_GROUP
 #undef OST_GROUP_64
 #undef OST_GROUP_128
+#undef OST_GROUP_192
 #undef OST_TILE
 #undef OST_ROWS
 #undef OST_ROWS_64

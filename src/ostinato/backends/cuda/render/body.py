@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cuda.render.map_parameters import opening
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from ostinato.backends.cuda.abi import TensorMap
 
 __all__ = ["Body", "SharedArray"]
 
@@ -63,6 +66,7 @@ class Body:
         start: statements before all others, which only a kernel of its own needs.
         touch: statements of a warp that bring what a block of a segment will read of arguments into
             the cache.
+        maps: the tensor maps that a kernel of its own takes.
     """
 
     includes: str
@@ -75,6 +79,7 @@ class Body:
     streams: bool = False
     start: str = ""
     touch: str = ""
+    maps: tuple[TensorMap, ...] = ()
 
     @property
     def array_bytes(self) -> int:
@@ -109,9 +114,10 @@ class Body:
             name: its symbol.
             before: functions that it calls.
         """
+        bounds = f"{self.threads}, {self.resident}"
         lines = [
-            f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident}) '
-            f"{name}({', '.join(self.parameters)}) {{",
+            f'extern "C" __global__ void __launch_bounds__({bounds})',
+            *opening(self.maps, f"{name}({', '.join(self.parameters)}"),
             "    [[maybe_unused]] const ost::place own = {blockIdx.x}, all = {gridDim.x};",
         ]
         if self.start:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
 
-__all__ = ["fits", "launch", "source"]
+__all__ = ["GroupTile", "fits", "launch", "source"]
 
-#: Columns of the widest instruction that is used.
-_WIDEST = 128
+#: Columns of the instructions that are used, widest first.
+_INSTRUCTIONS = (192, 128, 64)
 
 #: Slices in shared memory from which on the products of two of them may be under way.
 _OVERLAPPING_STAGES = 4
@@ -33,19 +33,19 @@ _STAGES, _FILLING = 8, 0.7
 
 
 @dataclass(frozen=True)
-class _GroupTile(Tile):
+class GroupTile(Tile):
     """A tile of groups of four warps; its products are those of a warp, which has 16 of 64 rows."""
 
     @property
     def instruction(self) -> int:
         """Columns that one instruction multiplies."""
-        return min(self.columns, _WIDEST)
+        return next(width for width in _INSTRUCTIONS if self.columns % width == 0)
 
 
-def _tile(rows: int, columns: int, groups: int, resident: int, slices: int = 1) -> _GroupTile:
+def _tile(rows: int, columns: int, groups: int, resident: int, slices: int = 1) -> GroupTile:
     """A tile; see :class:`Tile`."""
     products = rows // groups // 64, columns // 8
-    return _GroupTile((4 * groups, 1), products, resident, _STAGES, _FILLING, slices)
+    return GroupTile((4 * groups, 1), products, resident, _STAGES, _FILLING, slices)
 
 
 _BODY = Template("""\
@@ -171,7 +171,7 @@ def source(matmul: Matmul, target: CudaTarget) -> str:
 class _Renderer(Renderer):
     """See :class:`~ostinato.backends.cuda.render.tensor_tiles.Renderer`."""
 
-    tiles: ClassVar[tuple[_GroupTile, ...]] = (
+    tiles: ClassVar[tuple[GroupTile, ...]] = (
         _tile(256, 128, 2, 1, 5),
         _tile(128, 256, 2, 1, 5),
         _tile(128, 128, 2, 2, 5),
@@ -206,7 +206,7 @@ class _Renderer(Renderer):
         return "ost::in_panel(line, place)"
 
     def body(self, values: Mapping[str, object]) -> str:
-        assert isinstance(self.tile, _GroupTile)
+        assert isinstance(self.tile, GroupTile)
         columns = self.tile.instruction
         # Where there is a slice to spare, one is multiplied while the one before still is.
         pending = 1 if self.stages >= _OVERLAPPING_STAGES else 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.abi import TensorMap
 from ostinato.backends.cuda.render.ring_stages import LINE
 from ostinato.backends.cuda.render.segment_records import ARGUMENTS, place
 from ostinato.backends.cuda.target import SEGMENT_BLOCK
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render.segment_layout import SegmentLayout
     from ostinato.backends.cuda.render.weight_streams import Stream
 
-__all__ = ["form", "parameters", "ring"]
+__all__ = ["form", "ring"]
 
 #: Bytes that a ring has under way, about.
 _BYTES_AHEAD = 32 << 10
@@ -32,32 +31,6 @@ _SPARE_OF_MANY, _SCARCE_OF_MANY, _DRAINED_OF_MANY = 1 / 4, 1 / 3, 1 / 2
 #: Bytes of weights for a part, on average, of which a block has many: it waits for memory rather
 #: than for other blocks.
 _MANY_BYTES = 48 << 10
-
-
-def parameters(layout: SegmentLayout, before: str) -> list[str]:
-    """The parameters of a segment's kernel up to its opening brace: these, and its tensor maps.
-
-    Args:
-        layout: of the segment.
-        before: all others.
-    """
-    if not layout.streams:
-        return [f"{before}) {{"]
-    count, rows = len(layout.maps), []
-    for each in layout.maps:
-        fields = [*each[TensorMap._fields.index("words") : -1], str(each.swizzled).lower()]
-        address = f"(const unsigned char*)b{each.argument} + {each.offset}"
-        rows.append(f"        {{{', '.join([address, *map(str, fields)])}}},")
-    return [
-        "#ifdef __CUDA_ARCH__",
-        f"{before}, const __grid_constant__ ost::tensor_maps<{count}> maps) {{",
-        "#else",
-        f"{before}) {{",
-        f"    const ost::tensor_maps<{count}> maps = {{{{",
-        *rows,
-        "    }};",
-        "#endif",
-    ]
 
 
 def form(layout: SegmentLayout, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.abi import ARRIVED, FAILED
 from ostinato.backends.cuda.render import segment_records, segment_ring
 from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.render.map_parameters import opening
 from ostinato.backends.cuda.render.segment_calls import call
 from ostinato.backends.cuda.render.segment_layers import SegmentLayers
 from ostinato.backends.cuda.render.segment_layout import RESIDENT, SegmentLayout
@@ -112,7 +113,10 @@ class _Renderer:
                 *([] if segment.alone else [segment_records.table(layout, name)]),
                 *([segment_records.part_numbers(layout, name)] if numbered else []),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
-                *segment_ring.parameters(layout, f"{name}({parameters}, const long long* vars"),
+                *opening(
+                    layout.maps if layout.streams else (),
+                    f"{name}({parameters}, const long long* vars",
+                ),
                 f"    unsigned char* const memory = {name}_memory;",
                 *(self._one_after_the_other() if segment.alone else self._by_table()),
                 "}\n",

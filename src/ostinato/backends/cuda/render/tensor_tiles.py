@@ -23,7 +23,7 @@ from ostinato.records import dataclass
 from ostinato.variables import Expr, bounds, coefficient
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
@@ -31,16 +31,13 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["CHUNK", "SLICE", "Renderer", "Tile", "fits", "launch", "multiplies", "source"]
+__all__ = ["BAND", "CHUNK", "SLICE", "Renderer", "Tile", "fits", "launch", "multiplies", "source"]
 
 #: The first architecture with these instructions.
 _CAPABILITY = 80
 
 CHUNK = 8
 """Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts."""
-
-#: Tiles side by side whose rows are gone over together, so that what they share stays in caches.
-_BAND = 8
 
 #: The least number that an int does not hold, and places of a tile past the end of the result.
 _INT32, _PAST = 1 << 31, 256
@@ -50,6 +47,9 @@ _ALIGNED = 4
 
 #: Elements whose epilogues a thread computes together.
 _UNROLL = 8
+
+BAND = 8
+"""Tiles side by side whose rows are gone over together, so that what they share stays in caches."""
 
 SLICE = 64
 """Products between two barriers."""
@@ -197,7 +197,7 @@ $finish
 _SINGLE = Template("""\
 #pragma unroll $unroll
         for (int j = 0; j < $tile_rows * $tile_columns / $threads; j++) {
-            const unsigned i = threadIdx.x + j * $threads, at = $store_row, beside = $store_column;
+            const unsigned i = $thread + j * $threads, at = $store_row, beside = $store_column;
             const float total = finished[at * $finished_pitch + beside];
             const $index m = ($index)first_row + at, n = ($index)first_column + beside;
             if (m < ($index)rows && n < ($index)columns) {
@@ -207,7 +207,7 @@ $store
 _PACKED = Template("""\
 #pragma unroll
         for (int j = 0; j < $tile_rows * $tile_columns / $lanes / $threads; j++) {
-            const unsigned i = threadIdx.x + j * $threads, at = i / ($tile_columns / $lanes);
+            const unsigned i = $thread + j * $threads, at = i / ($tile_columns / $lanes);
             const unsigned beside = i % ($tile_columns / $lanes) * $lanes;
             const $index m = ($index)first_row + at, n = ($index)first_column + beside;
             if (m < ($index)rows && n < ($index)columns) {
@@ -331,30 +331,38 @@ class Renderer:
         self.by_rows = self.right_run is None
         if self.by_rows:
             self.right_run = self._chunks(matmul.b, matmul.n)
-        for tile in self.tiles:
+        for tile in self.candidates():
             self.tile = tile
             if self.suits:
                 break
+
+    def candidates(self) -> Sequence[Tile]:
+        """The tiles that there are, the best first, if it suits."""
+        return self.tiles
 
     @property
     def suits(self) -> bool:
         """Whether the tile has room, and the result enough of them."""
         tile, target = self.tile, self.target
-        room = self._bytes(self.fewest_stages) <= target.shared_bytes_per_block
+        room = self.bytes_of(self.fewest_stages) <= target.shared_bytes_per_block
         used = tile.columns < 2 * max_extent(self.matmul.n) and self.slices >= tile.slices
         return room and used and self.blocks >= tile.filling * target.multiprocessors
 
     @property
     def blocks(self) -> int:
         """Tiles of the greatest result."""
-        matmul, tile = self.matmul, self.tile
+        return self.blocks_of(self.tile)
+
+    def blocks_of(self, tile: Tile) -> int:
+        """The same for one of the tiles."""
+        matmul = self.matmul
         row_tiles = -(-max_extent(matmul.m) // tile.rows)
         return bounds(matmul.points)[1] * row_tiles * -(-max_extent(matmul.n) // tile.columns)
 
     def launch(self) -> Launch:
         """The launch of the kernel."""
         grid, early = grid_of(self.blocks, self.target), self.target.starts_kernels_early
-        return Launch(grid, self.tile.threads, self._bytes(self.stages), programmatic=early)
+        return Launch(grid, self.tile.threads, self.bytes_of(self.stages), programmatic=early)
 
     @staticmethod
     def _chunks(scalar: Scalar, axis: Symbol) -> Load | None:
@@ -396,7 +404,7 @@ class Renderer:
         """Slices in shared memory: as many as leave room for the resident blocks."""
         limit, least = self.target.shared_bytes_per_block, self.fewest_stages
         count = min(self.tile.stages, max(self.slices, least))
-        while count > least and self._bytes(count) * self.resident > limit:
+        while count > least and self.bytes_of(count) * self.resident > limit:
             count -= 1
         return count
 
@@ -405,7 +413,7 @@ class Renderer:
         """Blocks that share a multiprocessor's memory."""
         return self.tile.resident
 
-    def _bytes(self, stages: int) -> int:
+    def bytes_of(self, stages: int) -> int:
         """Bytes of so many stages, or of the finished sums that take their place."""
         return max(stages * self.stage * 2, self.tile.rows * self.finished_pitch * 4)
 
@@ -424,7 +432,7 @@ class Renderer:
                 "tile_rows": tile.rows,
                 "tile_columns": tile.columns,
                 "slice": SLICE,
-                "band": _BAND,
+                "band": BAND,
                 "stages": self.stages,
                 "stage": self.stage,
                 "left_elements": self.left_elements,
@@ -435,7 +443,7 @@ class Renderer:
                 "load_left": load_left,
                 "right_sources": right_sources,
                 "load_right": load_right,
-                "finish": self._finish(names),
+                "finish": self.finish(names),
             }
         )
         return function(
@@ -477,22 +485,36 @@ class Renderer:
         """The place in shared memory of an element of a line of an operand."""
         return f"line * {self.right_pitch if right else self.left_pitch} + place"
 
-    def _finish(self, names: Mapping[Symbol, str]) -> str:
+    def finish(self, names: Mapping[Symbol, str]) -> str:
         """Statements that store the finished sums of a tile."""
-        matmul, tile, frame = self.matmul, self.tile, self.frame
+        tile = self.tile
+        return self.finish_part(names, tile.rows, tile.columns, tile.threads, "threadIdx.x")
+
+    def finish_part(
+        self, names: Mapping[Symbol, str], rows: int, columns: int, threads: int, thread: str
+    ) -> str:
+        """Statements that store the finished sums of a part of a tile.
+
+        Args:
+            names: by axis, the variable that has its value.
+            rows, columns: of the part.
+            threads: those that store it.
+            thread: the number of a thread among them.
+        """
+        matmul, frame = self.matmul, self.frame
         places = (max_extent(axis) + _PAST for axis in (matmul.m, matmul.n))
         values: dict[str, object] = {
-            "tile_rows": tile.rows,
-            "tile_columns": tile.columns,
-            "threads": tile.threads,
+            "tile_rows": rows,
+            "tile_columns": columns,
+            "threads": threads,
+            "thread": thread,
             "finished_pitch": self.finished_pitch,
             "index": "long long" if max(places) >= _INT32 else "int",
         }
         if self.lanes > 1:
             store = packed_stores(frame, self.results, self.lanes, 4, names, "totals")
             return _PACKED.substitute(values, lanes=self.lanes, store=store)
-        by_row = (f"i % {tile.rows}", f"i / {tile.rows}")
-        by_column = (f"i / {tile.columns}", f"i % {tile.columns}")
+        by_row, by_column = (f"i % {rows}", f"i / {rows}"), (f"i / {columns}", f"i % {columns}")
         store_row, store_column = by_row if stores_along_rows(matmul) else by_column
         return _SINGLE.substitute(
             values,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render import (
+        bulk_tiles,
         byte_rows,
         byte_tiles,
         few_rows,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Dim
 else:
+    bulk_tiles = LazyModule("ostinato.backends.cuda.render.bulk_tiles")
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
@@ -73,6 +75,8 @@ class TiledMatmul(Matmul):
     """
 
     def launch(self, target: CudaTarget) -> Launch:
+        if bulk_tiles.fits(self, target):
+            return bulk_tiles.launch(self, target)
         if group_tiles.fits(self, target):
             return group_tiles.launch(self, target)
         if tensor_tiles.fits(self, target):
@@ -82,6 +86,8 @@ class TiledMatmul(Matmul):
         return tiles.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        if bulk_tiles.fits(self, target):
+            return bulk_tiles.source(self, target)
         if group_tiles.fits(self, target):
             return group_tiles.source(self, target)
         if tensor_tiles.fits(self, target):
