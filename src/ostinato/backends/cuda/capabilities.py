@@ -45,7 +45,11 @@ _FLOAT8, _ROW_SCALES = 89, 90
 
 
 def lowering_options(
-    options: CompileOptions, *, has_products: bool = False, capability: int = 0
+    options: CompileOptions,
+    *,
+    has_products: bool = False,
+    capability: int = 0,
+    bulk_tiles: bool = False,
 ) -> CudaLowering:
     """The settings of lowering under these switches.
 
@@ -53,6 +57,7 @@ def lowering_options(
         options: the switches.
         has_products: whether there is a library of matrix products.
         capability: the GPU's compute capability, 90 for 9.0; 0: it is not known.
+        bulk_tiles: whether the device's own kernels copy the operands of large products in bulk.
     """
     shared, on = shared_options(options), options.optimize
     shared = replace(shared, fusion=replace(shared.fusion, row_factors=on))
@@ -61,6 +66,7 @@ def lowering_options(
         options.time_products,
         float8=capability >= _FLOAT8,
         row_scales=capability == _ROW_SCALES,
+        spares_large=bulk_tiles,
     )
     return CudaLowering(
         shared,

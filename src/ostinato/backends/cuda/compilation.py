@@ -146,8 +146,14 @@ def compile_graph(
     Raises:
         InputError: params in a file of experts are used for more than that, or do not fit a budget.
     """
-    capability = toolchain.target.capability
-    settings = lowering_options(options, has_products=has_products, capability=capability)
+    target = toolchain.target
+    capability = target.capability
+    settings = lowering_options(
+        options,
+        has_products=has_products,
+        capability=capability,
+        bulk_tiles=target.multiplies_in_bulk,
+    )
     settings = replace(settings, experts=experts, keep_ids=True)
     lower = partial(lower_for_cuda, settings=settings)
     lowered = lower_graph(

@@ -83,6 +83,11 @@ class CudaTarget:
         """Whether groups of four warps give tensor cores what is in shared memory: Hopper's do."""
         return self.warp_groups and self.capability == 90
 
+    @property
+    def multiplies_in_bulk(self) -> bool:
+        """Whether the operands of such products are copied in bulk where they are matrices."""
+        return self.bulk_tiles and self.multiplies_by_groups
+
     @cached_property
     def identity(self) -> str:
         """Everything that generated code depends on."""

@@ -16,6 +16,7 @@ from ostinato.backends.cuda.rules.table import lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.backends.device import Device
 from ostinato.lower.loopir.kernel import Kernel
+from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.devices.registered import open_session
 
@@ -32,9 +33,9 @@ def network(rows: int, *, bias: bool = True, dtype: str = "float16", output: boo
     return g
 
 
-def kernels(graph: ost.Graph, **switches: bool) -> list[Kernel]:
+def kernels(graph: ost.Graph, *, bulk_tiles: bool = False, **switches: bool) -> list[Kernel]:
     options = ost.CompileOptions(**switches)
-    settings = lowering_options(options, has_products=True)
+    settings = lowering_options(options, has_products=True, bulk_tiles=bulk_tiles)
     lower = partial(lower_for_cuda, settings=settings)
     lowered = lower_graph(graph, options, Device("CUDA"), CAPABILITIES, lower)
     return [call.kernel for call in lowered.program.calls]
@@ -58,6 +59,37 @@ def test_an_activation_joins_a_small_product(bias: bool) -> None:
 )
 def test_products_that_stay_with_the_library(rows: int, dtype: str, output: bool) -> None:
     found = kernels(network(rows, dtype=dtype, output=output))
+    assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, False, True]
+
+
+def gated(dtype: str, *, wide: bool = False) -> ost.Graph:
+    """Two products of the same rows, one times what an activation makes of the other."""
+    g = ost.Graph("gated")
+    product = g.widening_matmul if wide else g.matmul
+    x = g.input("x", (2048, 512), dtype)
+    gate, up = (product(x, g.param(name, (512, 1024), dtype)) for name in ("gate", "up"))
+    g.set_outputs([product(g.cast(g.silu(gate) * up, dtype), g.param("down", (1024, 512), dtype))])
+    return g
+
+
+@pytest.mark.parametrize("graph", [network(1024), gated("float16"), gated("bfloat16", wide=True)])
+def test_an_activation_joins_a_large_product_whose_operands_are_copied_in_bulk(
+    graph: ost.Graph,
+) -> None:
+    *others, own, last = kernels(graph, bulk_tiles=True)
+    assert all(isinstance(kernel, LibraryProduct) for kernel in (*others, last))
+    assert isinstance(own, TiledMatmul)
+    target = replace(CudaTarget.of_arch("sm_90"), bulk_tiles=True)
+    assert "ost::copy_tensor(" in own.source(target)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "output"),
+    [(256, "float16", False), (1024, "float32", False), (1024, "float16", True)],
+    ids=["few tiles", "float32", "needed"],
+)
+def test_large_products_that_stay_with_the_library(rows: int, dtype: str, output: bool) -> None:
+    found = kernels(network(rows, dtype=dtype, output=output), bulk_tiles=True)
     assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, False, True]
 
 

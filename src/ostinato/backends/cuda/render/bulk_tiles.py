@@ -231,7 +231,7 @@ def _tile(rows: int, columns: int, slices: int = 1) -> GroupTile:
 
 def fits(matmul: Matmul, target: CudaTarget) -> bool:
     """Whether both operands are matrices that tensor maps describe, and there are enough tiles."""
-    if not (target.multiplies_by_groups and target.bulk_tiles and matmul.acc == FLOAT32):
+    if not target.multiplies_in_bulk or matmul.acc != FLOAT32:
         return False
     if matmul.b.dtype != matmul.a.dtype or not multiplies(matmul.a.dtype, target):
         return False

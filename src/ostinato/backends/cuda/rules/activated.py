@@ -1,7 +1,8 @@
-"""Small matmuls whose activations the device's own kernels compute as well.
+"""Matmuls whose activations the device's own kernels compute as well.
 
 A library multiplies faster, but takes no activation: that is a kernel of its own, which costs more
-than a small product gains by the library.
+than a small product gains by the library. So it does for large products where the device's kernels
+are nearly as fast as the library.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.rules.library import adds_bias, suits
 from ostinato.dtypes import BFLOAT16, FLOAT16
+from ostinato.lower.rules.matmul_spec import matmul_spec
 from ostinato.ops.base import Elementwise
 
 if TYPE_CHECKING:
@@ -18,18 +20,26 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import BaseGraph, Node, Value
 
-__all__ = ["small_activated"]
+__all__ = ["best_activated"]
 
 #: The operations up to which one kernel is faster than a library's and another one.
 _MOST_OPERATIONS = 700_000_000
 
+#: Results of a large product, at least: a multiprocessor has a tile of 128 x 128 or more. And the
+#: products of a sum, at least.
+_LARGE, _DEEP = 92 * 128 * 128, 256
 
-def small_activated(graph: BaseGraph, nodes: Sequence[Node]) -> frozenset[Node]:
+#: Sizes of large products are multiples of this many elements: 16 bytes.
+_GRAIN = 8
+
+
+def best_activated(graph: BaseGraph, nodes: Sequence[Node], *, large: bool) -> frozenset[Node]:
     """The matmuls that a library could compute and that are best computed with their activation.
 
     Args:
         graph: theirs.
         nodes: all that are computed.
+        large: whether large ones are among them.
     """
     readers: dict[Value, list[Node]] = {}
     for node in nodes:
@@ -41,7 +51,11 @@ def small_activated(graph: BaseGraph, nodes: Sequence[Node]) -> frozenset[Node]:
     return frozenset(
         node
         for node in nodes
-        if suits(node) and _is_small(node) and _is_activated(node, alone, readers)
+        if suits(node)
+        and (
+            (_is_small(node) and _is_activated(node, alone, readers))
+            or (large and _is_large(node) and _is_read_by_activation(node, alone))
+        )
     )
 
 
@@ -71,3 +85,39 @@ def _is_activated(
     behind = readers.get(out, ())
     is_left = all(each.op.weight_operands and out is each.inputs[0] for each in behind)
     return bool(behind) and is_left and out.type == node.outputs[0].type
+
+
+def _is_large(node: Node) -> bool:
+    """Whether a matmul of matrices of 16-bit floats has enough tiles for all multiprocessors."""
+    a, b = node.inputs
+    if a.dtype not in (FLOAT16, BFLOAT16) or b.ndim != 2:
+        return False
+    spec = matmul_spec(node)
+    sizes = [size for size in (spec.m, spec.n, spec.depth) if isinstance(size, int)]
+    if spec.batch or len(sizes) < 3:
+        return False
+    rows, columns, depth = sizes
+    enough = rows * columns >= _LARGE and depth >= _DEEP
+    return enough and columns % _GRAIN == 0 and depth % _GRAIN == 0
+
+
+def _is_read_by_activation(node: Node, alone: Mapping[Value, Node]) -> bool:
+    """Whether an activation reads a matmul, with a bias or without, or a product with one does.
+
+    Args:
+        node: the matmul.
+        alone: the readers of values that have no other one.
+    """
+    value = node.outputs[0]
+    reader = alone.get(value)
+    if reader is not None and adds_bias(node, reader):
+        (value,) = reader.outputs
+        reader = alone.get(value)
+    if reader is None or not isinstance(reader.op, Elementwise):
+        return False
+    if reader.op.name == "multiply":  # by what an activation makes of another matmul
+        others = [each.node for each in reader.inputs if each is not value]
+        return all(isinstance(o.op, Elementwise) and len(o.inputs) == 1 for o in others)
+    behind = alone.get(reader.outputs[0])
+    gates = behind is not None and behind.op.name == "multiply"
+    return len(reader.inputs) == 1 and reader.op.name != "cast" and not gates

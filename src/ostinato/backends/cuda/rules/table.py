@@ -26,7 +26,7 @@ from ostinato.lower.rules.table import SHARED_RULES, RuleTable
 from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ostinato.backends.common.expert_rules import ExpertRules
     from ostinato.backends.common.expert_store import ExpertStore
@@ -215,7 +215,9 @@ def _with_library(
     otherwise = table.find("matmul")
     assert otherwise is not None
     fuses = settings.shared.fusion.epilogue
-    spared = activated.small_activated(graph, live_nodes(graph)) if fuses else ()
+    spared: Collection[Node] = ()
+    if fuses:
+        spared = activated.best_activated(graph, live_nodes(graph), large=used.spares_large)
     products = library.LibraryRules(used, otherwise, spared)
     rules = {**table.rules, **dict.fromkeys(library.MATMULS, products.matmul)}
     if used.float8 and columns is not None:
