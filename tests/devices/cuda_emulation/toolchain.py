@@ -21,12 +21,10 @@ _CACHE = Path(__file__).parents[3] / "build" / "cuda-emulation"
 #: The compilers; without both, nothing is emulated.
 COMPILER = shutil.which("g++") if shutil.which("gcc") else None
 
-#: Accesses are checked by the calls that -fsanitize=thread puts before them: see engine.c. Most
-#: kernels run a few times: optimising them takes longer than it saves.
+#: Accesses are checked by the calls that -fsanitize=thread puts before them: see engine.c.
 _FLAGS = (
     *(
         "-std=gnu++20",
-        "-O0",
         "-g1",
         "-gdwarf-4",
         "-w",
@@ -38,6 +36,11 @@ _FLAGS = (
     *("-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti"),
     *("-ftrivial-auto-var-init=pattern", "-nostdlib", "-nostdinc++"),
 )
+
+#: Most kernels run a few times: optimising them takes longer than it saves. Attention does not: its
+#: kernels emulate many products of tiles.
+_PLAIN, _OPTIMISED = "-O0", "-O1"
+_LONG_RUNNING = re.compile(r"(paged_)?attention_")
 
 #: A declaration of dynamic shared memory, which has a fixed address here.
 _DYNAMIC = re.compile(
@@ -82,7 +85,8 @@ def kernel_objects(sources: Mapping[str, str], headers: Path | None = None) -> d
     """By name of a kernel, a shared object with ``NAME_call``, and perhaps others.
 
     Args:
-        sources: by name, its text. What has no object yet is compiled by one call of the compiler.
+        sources: by name, its text. What has no object yet is compiled by one call of the
+            compiler for each level of optimisation.
         headers: the folder of the headers that the texts include.
 
     Raises:
@@ -91,50 +95,63 @@ def kernel_objects(sources: Mapping[str, str], headers: Path | None = None) -> d
     shared = _shared_text(headers)
     paths = {name: _CACHE / f"{_digest(shared, text)}.so" for name, text in sources.items()}
     missing = [name for name, path in paths.items() if not path.exists()]
-    if missing:
-        parts = [f'#include "{_precompiled(headers).name}"\n']
-        for name in missing:
-            text = _DYNAMIC.sub(r"\1* const \2 = (\1*)emu_dynamic_shared;", sources[name])
-            parts.append(f'#line 1 "{name}.cu"\n{text}\nEMU_ENTRY({name})\n')
-        with tempfile.TemporaryDirectory(dir=_folder()) as folder:
-            made = Path(folder) / "kernels.so"
-            _compile("".join([*parts, _IMAGE]), made, headers)
-            for name in missing:
-                link = Path(folder) / f"{name}.link"
-                link.hardlink_to(made)
-                link.replace(paths[name])
+    for level in (_PLAIN, _OPTIMISED):
+        names = [name for name in missing if _level(name) == level]
+        if names:
+            _build({name: sources[name] for name in names}, paths, headers, level)
     return paths
 
 
-def _compile(text: str, target: Path, headers: Path | None) -> None:
+def _level(name: str) -> str:
+    return _OPTIMISED if _LONG_RUNNING.match(name) else _PLAIN
+
+
+def _build(
+    sources: Mapping[str, str], paths: Mapping[str, Path], headers: Path | None, level: str
+) -> None:
+    """Compile kernels together, each under its path."""
+    parts = [f'#include "{_precompiled(headers, level).name}"\n']
+    for name, source in sources.items():
+        text = _DYNAMIC.sub(r"\1* const \2 = (\1*)emu_dynamic_shared;", source)
+        parts.append(f'#line 1 "{name}.cu"\n{text}\nEMU_ENTRY({name})\n')
+    with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+        made = Path(folder) / "kernels.so"
+        _compile("".join([*parts, _IMAGE]), made, headers, level)
+        for name in sources:
+            link = Path(folder) / f"{name}.link"
+            link.hardlink_to(made)
+            link.replace(paths[name])
+
+
+def _compile(text: str, target: Path, headers: Path | None, level: str) -> None:
     source = target.with_suffix(".cpp")
     source.write_text(text)
-    _run(["-x", "c++", source, "-o", target, "-lm", "-lc", "-lgcc"], headers)
+    _run(["-x", "c++", source, "-o", target, "-lm", "-lc", "-lgcc"], headers, level)
 
 
-def _run(arguments: Sequence[str | Path], headers: Path | None) -> None:
+def _run(arguments: Sequence[str | Path], headers: Path | None, level: str) -> None:
     assert COMPILER is not None
     include = [f"-I{folder}" for folder in (_HERE, headers, _CACHE) if folder is not None]
-    command = [COMPILER, *_FLAGS, *include, *arguments]
+    command = [COMPILER, level, *_FLAGS, *include, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise CompileError(ran.stderr[:8000])
 
 
 @functools.cache
-def _precompiled(headers: Path | None) -> Path:
+def _precompiled(headers: Path | None, level: str) -> Path:
     """The header that all texts begin with, precompiled: the prelude, and headers of kernels.
 
     Where the compiler cannot use what is precompiled, it reads the header.
     """
     names = ["prelude.h", *([] if headers is None else _independent(headers))]
-    path = _folder() / f"headers-{_digest(_shared_text(headers))}.h"
+    path = _folder() / f"headers-{_digest(level, _shared_text(headers))}.h"
     made = path.with_suffix(".h.gch")
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
             text, compiled = Path(folder) / path.name, Path(folder) / made.name
             text.write_text("".join(f'#include "{name}"\n' for name in names))
-            _run(["-x", "c++-header", text, "-o", compiled], headers)
+            _run(["-x", "c++-header", text, "-o", compiled], headers, level)
             text.replace(path)
             compiled.replace(made)
     return path
@@ -157,7 +174,8 @@ def _shared_text(headers: Path | None) -> str:
     """All that objects depend on besides the texts of their kernels."""
     files = [_HERE / "prelude.h", _HERE / "engine.h"]
     files += [] if headers is None else sorted(headers.glob("*.cuh"))
-    return "\0".join([*_FLAGS, _IMAGE, *(file.read_text("utf-8") for file in files)])
+    texts = [_PLAIN, _OPTIMISED, _LONG_RUNNING.pattern, *_FLAGS, _IMAGE]
+    return "\0".join([*texts, *(file.read_text("utf-8") for file in files)])
 
 
 def _folder() -> Path:
