@@ -177,13 +177,30 @@ def test_few_rows_are_for_tensor_cores_where_pools_suit_them(
 PROMPT = {"rows": 512, "heads": (32, 8), "depth": (64, 64), "blocks": (64, 64), "table": (2, 16)}
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_kernels_compile(arch: str) -> None:
-    cases = [(case, False) for case in (*ROWS[1:9:2], *TILES[::3], PROMPT)]
-    cases += [(case, True) for case in (*GROUPS[::3], PROMPT)]
-    for case, rounds in cases:
-        for kernel in kernels_of(attend(**case), rounds=rounds):
-            compile_text(kernel.source(CudaTarget.of_arch(arch)), arch)
+#: Cases whose kernels are compiled, and whether rows are rounded.
+COMPILED: list[tuple[dict[str, Any], bool]] = [
+    *((case, False) for case in (*ROWS[1:9:2], *TILES[::3], PROMPT)),
+    *((case, True) for case in (*GROUPS[::3], PROMPT)),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "case", "rounds"),
+    [
+        pytest.param(arch, *compiled, marks=[] if number in fast else [pytest.mark.slow])
+        for arch, fast in {
+            "sm_80": range(0, len(COMPILED), 3),
+            "sm_90": range(len(COMPILED)),
+            "sm_100": range(1, len(COMPILED), 3),
+        }.items()
+        for number, compiled in enumerate(COMPILED)
+    ],
+    ids=str,
+)
+def test_kernels_compile(arch: str, case: dict[str, Any], rounds: bool) -> None:
+    """For the other architectures, a segment, a tile and a group of warps."""
+    for kernel in kernels_of(attend(**case), rounds=rounds):
+        compile_text(kernel.source(CudaTarget.of_arch(arch)), arch)
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(5, 16), (5, 32), (24, 16)])
