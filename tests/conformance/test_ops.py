@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
 from ostinato.ops import OPS
 from tests.devices.registered import open_session
@@ -16,6 +19,7 @@ from .build import OPTIMISED, BuildCases, Case, cases_of
 from .compare import check_against_oracle
 from .draw import Draw
 from .recipes import recipes
+from .test_special_values import ELEMENTWISE, ELSEWHERE, later_integers
 
 RECIPES = recipes()
 
@@ -50,7 +54,20 @@ def sessions(device: str, build_cases: BuildCases) -> dict[bool, ost.Session]:
     return {optimise: open_session(device, threads=1 + optimise) for optimise in (False, True)}
 
 
-@pytest.mark.parametrize(("name", "dtype", "options"), cases_of(RECIPES))
+def cases() -> Iterator[Any]:
+    """A plain run has elementwise ops with those integers that it does not have in
+    ``test_special_values.py``, and with the first dtype.
+    """
+    for case in cases_of(RECIPES):
+        name, dtype, _ = case.values
+        there = name in ELEMENTWISE and name not in ELSEWHERE and DType.parse(dtype).is_integer
+        if there and dtype != RECIPES[name][1][0] and dtype not in later_integers(name):
+            yield pytest.param(*case.values, marks=pytest.mark.slow, id=case.id)
+        else:
+            yield case
+
+
+@pytest.mark.parametrize(("name", "dtype", "options"), [*cases()])
 def test_op(
     name: str, dtype: str, options: ost.CompileOptions, sessions: dict[bool, ost.Session]
 ) -> None:
