@@ -132,7 +132,7 @@ def test_a_package_that_is_broken_is_named_and_harms_no_other(site: Path, tmp_pa
 @pytest.mark.parametrize(
     ("stages", "sample"),
     [
-        ("ops,values,contract", 200),
+        ("ops,values,contract", 400),
         pytest.param("ops,shapes,values,sizes,graphs,contract", 1, marks=pytest.mark.slow),
     ],
     ids=["sample", "all"],

@@ -556,7 +556,8 @@ def windowed(
     [
         *((window, False) for window in (1, 30, 65, 200)),
         *(pytest.param(window, False, marks=pytest.mark.slow) for window in (64, 100)),
-        *[(30, True), (100, True)],
+        (30, True),
+        pytest.param(100, True, marks=pytest.mark.slow),
     ],
 )
 def test_blocks_behind_a_window_are_given_back(window: int, mixed: bool) -> None:

@@ -65,7 +65,10 @@ def slots_of(step: StepGraph) -> list[int]:
 
 
 #: Kinds that ``make test-slow`` adds: of each family, another form is tried by ``make test``.
-SLOW = {"mixtral", "qwen3_moe", "gpt_oss", "gpt_oss packed", "deepseek_v3"}
+SLOW = {
+    *("mixtral", "mixtral packed", "qwen3_moe packed"),
+    *("gpt_oss", "gpt_oss packed", "deepseek_v3"),
+}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.pairwise import every_second
 
 Array = np.ndarray[Any, Any]
 
@@ -46,8 +47,9 @@ def compiled(g: ost.Graph, params: dict[str, Array], level: str, threads: int = 
     return ost.Session("cpu", threads=threads).compile(g, params, options=options)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "fused"), every_second([np.float32, ml_dtypes.bfloat16], [False, True])
+)
 def test_rows_in_any_company(level: str, dtype: Any, fused: bool) -> None:
     depth = 131
     x = np.random.default_rng(0).standard_normal((47, depth)).astype(np.float32)

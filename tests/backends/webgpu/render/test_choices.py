@@ -30,8 +30,14 @@ def test_topk(session: ost.Session, dtype: str, size: tuple[int, int], largest: 
     check(session, lambda g, x: list(g.topk(x, k, largest=largest)), drawn(dtype, 3, n))
 
 
-@pytest.mark.parametrize("mode", ["set", "add", "max"])
-@pytest.mark.parametrize(("n", "m"), [(7, 20), (5000, 4000), (66_003, 65_701)])
+@pytest.mark.parametrize(
+    ("n", "m", "mode"),
+    [
+        *((*size, mode) for size in ((7, 20), (5000, 4000)) for mode in ("set", "add", "max")),
+        (66_003, 65_701, "add"),
+        *(pytest.param(66_003, 65_701, m, marks=pytest.mark.slow) for m in ("set", "max")),
+    ],
+)
 def test_scatter(session: ost.Session, mode: str, n: int, m: int) -> None:
     """More points than a loop of Mesa's software adapter has iterations."""
     graph = ost.Graph("scatter")
