@@ -34,7 +34,7 @@ def session(device: str) -> ost.Session:
 def test_all_nine_are_in_the_suite() -> None:
     """With the weights that they come with, which are fills, the ONNX backend suite has them.
 
-    Its fast part runs three of those that the fast tests of random weights leave out.
+    Its fast part runs AlexNet, which the fast tests of random weights leave out.
     """
     assert len(LIGHT_NAMES) == 9
     outcomes = expected()

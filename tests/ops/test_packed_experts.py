@@ -64,21 +64,33 @@ def compiled(graph: ost.Graph, threads: int = 1, **options: Any) -> ost.Compiled
     return ost.Session("cpu", threads=threads).compile(graph, options=chosen)
 
 
-@pytest.mark.parametrize("name", COMPUTED)
-def test_by_the_definition(name: str) -> None:
+#: Rows, experts, columns and blocks.
+SIZES = [(13, 3, 19, 3), (1, 3, 17, 1), (4, 5, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        # Each format with many rows, and with few of one size.
+        pytest.param(name, size, marks=[pytest.mark.slow] if n % 2 + 1 == i else [])
+        for n, name in enumerate(COMPUTED)
+        for i, size in enumerate(SIZES)
+    ],
+)
+def test_by_the_definition(name: str, size: tuple[int, int, int, int]) -> None:
     """Few rows and many, ids from both ends, an expert without rows."""
-    for rows, experts, columns, blocks in ((1, 3, 17, 1), (4, 5, 1, 2), (13, 3, 19, 3)):
-        w, x = packed(name, experts, columns, blocks), activations(name, rows, blocks)
-        x[rows // 2] = 0
-        ids = np.random.default_rng(rows).integers(-experts, experts - 1, rows)
-        graph, expected = grouped(name, x, w), as_defined(name, x, w, ids)
-        feeds = {"x": x, "ids": ids}
-        scale = np.abs(expected).max() + 1e-6
-        (oracle,) = ost.reference.evaluate(graph, feeds)
-        np.testing.assert_allclose(oracle, expected, rtol=1e-6, atol=1e-6 * scale)
-        for optimize in (True, False) if rows > 4 else (True,):
-            (actual,) = compiled(graph, optimize=optimize).run(feeds)
-            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6 * scale)
+    rows, experts, columns, blocks = size
+    w, x = packed(name, experts, columns, blocks), activations(name, rows, blocks)
+    x[rows // 2] = 0
+    ids = np.random.default_rng(rows).integers(-experts, experts - 1, rows)
+    graph, expected = grouped(name, x, w), as_defined(name, x, w, ids)
+    feeds = {"x": x, "ids": ids}
+    scale = np.abs(expected).max() + 1e-6
+    (oracle,) = ost.reference.evaluate(graph, feeds)
+    np.testing.assert_allclose(oracle, expected, rtol=1e-6, atol=1e-6 * scale)
+    for optimize in (True, False) if rows > 4 else (True,):
+        (actual,) = compiled(graph, optimize=optimize).run(feeds)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6 * scale)
 
 
 def test_the_dtype_is_that_of_the_activations() -> None:
