@@ -55,7 +55,7 @@ Array = np.ndarray[Any, Any]
 
 #: A GPU so small that most loops over a grid take several iterations; rings have room for eight
 #: stages, two pairs of tiles of 2048 elements in depth.
-TARGET = CudaTarget("sm_90", 2, 176 << 10, 1024, bulk_tiles=True)
+TARGET = CudaTarget("sm_90", 2, 176 << 10, 1024)
 
 
 #: Kernels that one call of the compiler takes.

@@ -20,6 +20,7 @@ from ostinato.passes.pipeline import run_passes
 from ostinato.records import replace
 from tests.conformance.compare import assert_close, check_against_oracle
 from tests.conformance.draw import Draw
+from tests.devices.cuda_emulation import backend
 from tests.devices.cuda_emulation.backend import TARGET
 from tests.devices.registered import open_session
 from tests.pairwise import pairwise
@@ -126,16 +127,23 @@ def test_groups_of_warps(
     check(session, d, result)
     (call,) = lowered(d.g)
     assert isinstance(call.kernel, TiledMatmul)
-    text = call.kernel.source(replace(TARGET, shared_bytes_per_block=227 << 10, bulk_tiles=False))
+    text = call.kernel.source(replace(TARGET, shared_bytes_per_block=227 << 10))
     assert f"multiply_group<{str(by_rows).lower()}>" in text
-    assert not in_bulk(text)
     compile_text(text, "sm_90")
     assert "multiply_group" not in call.kernel.source(replace(TARGET, warp_groups=False))
 
 
 #: Rows, depth and columns of products whose operands are copied in bulk: tiles of 256, 192 and 128
-#: columns, with tails and without, and several tiles for a block.
-BULK = ((130, 264, 248), (140, 264, 192), (250, 64, 128), (260, 72, 264))
+#: columns, several of these for a block.
+BULK = ((130, 200, 248), (140, 200, 192), (250, 72, 136))
+
+
+@pytest.fixture
+def bulk(monkeypatch: pytest.MonkeyPatch) -> CudaTarget:
+    """The emulated GPU with such kernels."""
+    target = replace(TARGET, bulk_tiles=True)
+    monkeypatch.setattr(backend, "TARGET", target)
+    return target
 
 
 def in_bulk(text: str) -> bool:
@@ -146,7 +154,7 @@ def in_bulk(text: str) -> bool:
     ("dtype", "size", "by_rows"), pairwise(["float16", "bfloat16"], BULK, [False, True])
 )
 def test_operands_copied_in_bulk(
-    session: ost.Session, dtype: str, size: tuple[int, int, int], by_rows: bool
+    session: ost.Session, bulk: CudaTarget, dtype: str, size: tuple[int, int, int], by_rows: bool
 ) -> None:
     """A weight that is on its way early, and an epilogue that reads rows, columns and elements."""
     m, k, n = size
@@ -161,19 +169,19 @@ def test_operands_copied_in_bulk(
     check(session, d, result)
     (call,) = lowered(d.g)
     assert isinstance(call.kernel, TiledMatmul)
-    assert in_bulk(call.kernel.source(TARGET))
-    assert not in_bulk(call.kernel.source(replace(TARGET, bulk_tiles=False)))
+    assert in_bulk(call.kernel.source(bulk))
+    assert not in_bulk(call.kernel.source(TARGET))
     target = replace(CudaTarget.of_arch("sm_90"), multiprocessors=2, bulk_tiles=True)
     compile_text(call.kernel.source(target), "sm_90")
 
 
-def test_views_copied_in_bulk(session: ost.Session) -> None:
+def test_views_copied_in_bulk(session: ost.Session, bulk: CudaTarget) -> None:
     """Operands that begin within an array, whose rows are further apart than they are long."""
     d = drawn("bulk views")
     left, right = d.of((300, 200), "bfloat16")[7:140, 16:144], d.of((140, 400), "bfloat16")
     check(session, d, d.g.matmul(left, right[3:131, 72:280]))
     (call,) = lowered(d.g)
-    assert in_bulk(call.kernel.source(TARGET))
+    assert in_bulk(call.kernel.source(bulk))
 
 
 @pytest.mark.parametrize(
@@ -182,13 +190,13 @@ def test_views_copied_in_bulk(session: ost.Session) -> None:
     ids=str,
 )
 def test_other_operands_are_not_copied_in_bulk(
-    session: ost.Session, left: tuple[int, ...], right: tuple[int, ...]
+    session: ost.Session, bulk: CudaTarget, left: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
     """Rows that begin anywhere, and batches."""
     d = drawn(f"no bulk {left}")
     check(session, d, d.g.matmul(d.of(left, "float16"), d.of(right, "float16")))
     (call,) = lowered(d.g)
-    assert not in_bulk(call.kernel.source(TARGET))
+    assert not in_bulk(call.kernel.source(bulk))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -48,8 +48,8 @@ _PART_ROWS, _PART_COLUMNS = 16, 32
 #: Floats from one of these rows to the next: neighbours are in different banks.
 _PART_PITCH = 40
 
-#: Columns of a line of shared memory, and words of four bytes of one.
-_PANEL, _LINE_WORDS = 64, 32
+#: Words of four bytes of a line of shared memory.
+_LINE_WORDS = 32
 
 _BODY = Template("""\
     extern __shared__ __align__(1024) unsigned char ${name}_memory[];
