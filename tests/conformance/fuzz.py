@@ -275,6 +275,10 @@ _EXACT = frozenset(
      "where", "maximum", "minimum", "clip", "sign", "floor", "ceil", "round", "trunc", "relu6"}
 )  # fmt: skip
 
+#: Ops that choose by products of their first two operands: where sums are nearly equal, rounding
+#: decides.
+_CHOOSING = frozenset({"moe"})
+
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -301,6 +305,8 @@ def perturbed(
                 values[value] = attrs["array"] if "array" in attrs else given[attrs["name"]]
                 continue
             operands = [values[v] for v in node.inputs]
+            if rng is not None and node.op.name in _CHOOSING:
+                operands[:2] = [_as_if_rounded(operand, rng) for operand in operands[:2]]
             results = reference.evaluate_node(node, operands)
             if rng is not None and node.op.name not in _EXACT:
                 results = [_moved(node.op, operands, r, v.dtype, rng)
@@ -339,6 +345,13 @@ def _moved(
         top = float((ml_dtypes.finfo if dtype.name == "bfloat16" else np.finfo)(result.dtype).max)
         moved = np.where((np.abs(wide) > top**0.8) & (rng.random(wide.shape) < 0.5), np.inf, moved)
     return moved.astype(result.dtype)
+
+
+def _as_if_rounded(array: Array, rng: np.random.Generator) -> Array:
+    """Elements that are moved by up to 16 roundings, as sums of their products may be."""
+    unit = _UNIT.get(str(array.dtype), 0.0)
+    wide = array.astype(np.float64)
+    return (wide + 16 * unit * np.abs(wide) * rng.uniform(-1, 1, wide.shape)).astype(array.dtype)
 
 
 def _largest(array: Array) -> float:
