@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.abi import Launch, TensorMap
 from ostinato.backends.cuda.render.frame import body_of
-from ostinato.backends.cuda.render.group_tiles import GroupTile
+from ostinato.backends.cuda.render.group_tiles import PRODUCTS, GroupTile
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.tensor_tiles import BAND, CHUNK, SLICE, Renderer, multiplies
+from ostinato.backends.cuda.render.tensor_tiles import CHUNK, SLICE, Renderer, multiplies
 from ostinato.dtypes import FLOAT32
 from ostinato.lower.loopir.nodes import extent_of
 from ostinato.records import replace
@@ -51,7 +51,8 @@ _PART_PITCH = 40
 #: Words of four bytes of a line of shared memory.
 _LINE_WORDS = 32
 
-_BODY = Template("""\
+_BODY = Template(
+    """\
     extern __shared__ __align__(1024) unsigned char ${name}_memory[];
     __shared__ ost::phased_barrier arrived[$stages], emptied[$stages];
     unsigned short* const ring = (unsigned short*)${name}_memory;
@@ -143,21 +144,9 @@ $wait
             const unsigned short* const left = ring + slot * $stage;
             const unsigned short* const own_left = left + group * $row_parts * 64 * ost::panel;
             const unsigned short* const right = left + $left_elements;
-            ost::group_begin();
-#pragma unroll
-            for (int d = 0; d < $slice; d += 16) {
-#pragma unroll
-                for (int i = 0; i < $row_parts; i++) {
-#pragma unroll
-                    for (int j = 0; j < $parts; j++)
-                        ost::multiply_group<$by_rows>(
-                            sums[i][j], ost::panels(own_left + i * 64 * ost::panel, 0) + d,
-                            ost::panels(right + j * $part, $slice * ost::panel) + d * $step,
-                            ost::${format}_format()
-                        );
-                }
-            }
-            ost::group_commit();
+"""
+    + PRODUCTS
+    + """\
             ost::group_wait<1>();
             if (number > 0)  // the products of the slice before are there
                 release(emptied + (slot == 0 ? $stages - 1 : slot - 1));
@@ -194,7 +183,8 @@ $finish
             }
         }
     }
-""")
+"""
+)
 
 #: Copies of the right operand: stored by columns, and stored by rows.
 _BY_COLUMNS = """\
@@ -262,7 +252,7 @@ class _Renderer(Renderer):
     )
 
     def candidates(self) -> Sequence[Tile]:
-        """Those first of which multiprocessors have the fewest columns, one tile after another."""
+        """The tiles, those first that leave the fewest columns to a multiprocessor."""
 
         def columns(tile: Tile) -> int:
             return -(-self.blocks_of(tile) // self.target.multiprocessors) * tile.columns
@@ -313,28 +303,14 @@ class _Renderer(Renderer):
         waits = early and matmul.fixed_right
         wait = "    ost::wait_for_earlier_kernels();" if waits else ""
         values: dict[str, object] = {
-            "name": matmul.name,
+            **self.sizes,
+            **tile.values(by_rows=self.by_rows),
             "groups": tile.threads // _GROUP,
-            "tile_rows": tile.rows,
-            "tile_columns": tile.columns,
-            "slice": SLICE,
-            "band": BAND,
-            "stages": self.stages,
-            "stage": self.stage,
-            "left_elements": self.left_elements,
             "line_words": _LINE_WORDS,
             "copying": _COPYING,
             "multiplying": _MULTIPLYING,
             "part_rows": _PART_ROWS,
             "part_tiles": _PART_COLUMNS // 8,
-            "finished_pitch": self.finished_pitch,
-            "row_parts": tile.products[0],
-            "parts": tile.columns // tile.instruction,
-            "tiles": tile.instruction // 8,
-            "part": tile.instruction * SLICE,
-            "by_rows": str(self.by_rows).lower(),
-            "step": "ost::panel" if self.by_rows else "1",
-            "format": matmul.a.dtype.name,
             "wait": wait,
         }
         text = _BODY.substitute(

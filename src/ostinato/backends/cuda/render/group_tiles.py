@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
 
-__all__ = ["GroupTile", "fits", "launch", "source"]
+__all__ = ["PRODUCTS", "GroupTile", "fits", "launch", "source"]
 
 #: Columns of the instructions that are used, widest first.
 _INSTRUCTIONS = (192, 128, 64)
@@ -41,6 +41,22 @@ class GroupTile(Tile):
         """Columns that one instruction multiplies."""
         return next(width for width in _INSTRUCTIONS if self.columns % width == 0)
 
+    def values(self, *, by_rows: bool) -> dict[str, object]:
+        """Values for the names in :data:`PRODUCTS`, and for the sums.
+
+        Args:
+            by_rows: whether the right operand is stored by rows.
+        """
+        columns = self.instruction
+        return {
+            "row_parts": self.products[0],
+            "parts": self.columns // columns,
+            "tiles": columns // 8,
+            "part": columns * SLICE,
+            "by_rows": str(by_rows).lower(),
+            "step": "ost::panel" if by_rows else "1",
+        }
+
 
 def _tile(rows: int, columns: int, groups: int, resident: int, slices: int = 1) -> GroupTile:
     """A tile; see :class:`Tile`."""
@@ -48,7 +64,27 @@ def _tile(rows: int, columns: int, groups: int, resident: int, slices: int = 1) 
     return GroupTile((4 * groups, 1), products, resident, _STAGES, _FILLING, slices)
 
 
-_BODY = Template("""\
+PRODUCTS = """\
+            ost::group_begin();
+#pragma unroll
+            for (int d = 0; d < $slice; d += 16) {
+#pragma unroll
+                for (int i = 0; i < $row_parts; i++) {
+#pragma unroll
+                    for (int j = 0; j < $parts; j++)
+                        ost::multiply_group<$by_rows>(
+                            sums[i][j], ost::panels(own_left + i * 64 * ost::panel, 0) + d,
+                            ost::panels(right + j * $part, $slice * ost::panel) + d * $step,
+                            ost::${format}_format()
+                        );
+                }
+            }
+            ost::group_commit();
+"""
+"""The products of a slice, of which a group has its own rows of the left operand."""
+
+_BODY = Template(
+    """\
     extern __shared__ __align__(1024) unsigned char ${name}_memory[];
     unsigned short* const stages = (unsigned short*)${name}_memory;
     float* const finished = (float*)${name}_memory;
@@ -100,21 +136,9 @@ $wait
             const unsigned short* const own_left =
                 left + warp / 4 * $row_parts * 64 * ost::panel;
             const unsigned short* const right = left + $left_elements;
-            ost::group_begin();
-#pragma unroll
-            for (int d = 0; d < $slice; d += 16) {
-#pragma unroll
-                for (int i = 0; i < $row_parts; i++) {
-#pragma unroll
-                    for (int j = 0; j < $parts; j++)
-                        ost::multiply_group<$by_rows>(
-                            sums[i][j], ost::panels(own_left + i * 64 * ost::panel, 0) + d,
-                            ost::panels(right + j * $part, $slice * ost::panel) + d * $step,
-                            ost::${format}_format()
-                        );
-                }
-            }
-            ost::group_commit();
+"""
+    + PRODUCTS
+    + """\
             if (number + $ahead < slices) {
                 load_left(number + $ahead);
                 load_right(number + $ahead);
@@ -145,7 +169,8 @@ $wait
 $finish
         __syncthreads();
     }
-""")
+"""
+)
 
 
 def fits(matmul: Matmul, target: CudaTarget) -> bool:
@@ -207,18 +232,11 @@ class _Renderer(Renderer):
 
     def body(self, values: Mapping[str, object]) -> str:
         assert isinstance(self.tile, GroupTile)
-        columns = self.tile.instruction
         # Where there is a slice to spare, one is multiplied while the one before still is.
         pending = 1 if self.stages >= _OVERLAPPING_STAGES else 0
         return _BODY.substitute(
-            values,
+            {**values, **self.tile.values(by_rows=self.by_rows)},
             ahead=self.stages - 1 - pending,
             pending=pending,
             wait="        ost::wait_for_earlier_kernels();" if self.waits_itself else "",
-            row_parts=self.tile.products[0],
-            parts=self.tile.columns // columns,
-            tiles=columns // 8,
-            part=columns * SLICE,
-            by_rows=str(self.by_rows).lower(),
-            step="ost::panel" if self.by_rows else "1",
         )

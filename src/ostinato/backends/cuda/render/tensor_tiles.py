@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["BAND", "CHUNK", "SLICE", "Renderer", "Tile", "fits", "launch", "multiplies", "source"]
+__all__ = ["CHUNK", "SLICE", "Renderer", "Tile", "fits", "launch", "multiplies", "source"]
 
 #: The first architecture with these instructions.
 _CAPABILITY = 80
@@ -48,8 +48,8 @@ _ALIGNED = 4
 #: Elements whose epilogues a thread computes together.
 _UNROLL = 8
 
-BAND = 8
-"""Tiles side by side whose rows are gone over together, so that what they share stays in caches."""
+#: Tiles side by side whose rows are gone over together, so that what they share stays in caches.
+_BAND = 8
 
 SLICE = 64
 """Products between two barriers."""
@@ -337,7 +337,7 @@ class Renderer:
                 break
 
     def candidates(self) -> Sequence[Tile]:
-        """The tiles that there are, the best first, if it suits."""
+        """The tiles to choose from: the first one that suits is taken."""
         return self.tiles
 
     @property
@@ -428,16 +428,7 @@ class Renderer:
         right_sources, load_right = self._operand(True, names)
         body = self.body(
             {
-                "name": matmul.name,
-                "tile_rows": tile.rows,
-                "tile_columns": tile.columns,
-                "slice": SLICE,
-                "band": BAND,
-                "stages": self.stages,
-                "stage": self.stage,
-                "left_elements": self.left_elements,
-                "finished_pitch": self.finished_pitch,
-                "format": matmul.a.dtype.name,
+                **self.sizes,
                 "batch": batch,
                 "left_sources": left_sources,
                 "load_left": load_left,
@@ -455,6 +446,23 @@ class Renderer:
             resident=tile.resident,
             early=self.target.starts_kernels_early and not self.waits_itself,
         )
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """Values for the names that the texts of all such kernels have."""
+        matmul, tile = self.matmul, self.tile
+        return {
+            "name": matmul.name,
+            "tile_rows": tile.rows,
+            "tile_columns": tile.columns,
+            "slice": SLICE,
+            "band": _BAND,
+            "stages": self.stages,
+            "stage": self.stage,
+            "left_elements": self.left_elements,
+            "finished_pitch": self.finished_pitch,
+            "format": matmul.a.dtype.name,
+        }
 
     @property
     def waits_itself(self) -> bool:
