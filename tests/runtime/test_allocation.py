@@ -78,7 +78,7 @@ def test_no_python_object_is_left_of_a_run(block, way):
         "raw": lambda: compiled.run_raw(feed),
         "refused": refused,
     }[way]
-    assert blocks_kept(call, 3000) < 200
+    assert blocks_kept(call, 10_000) < 200
 
 
 def traced_growth(call: Callable[[], object], times: int) -> tuple[int, int]:
