@@ -31,7 +31,7 @@ struct ring_place {
     unsigned parity;
 };
 
-// What all rings have in common.
+// The constants that all rings have in common.
 struct ring {
     // A stage: so many bytes of neighbouring rows, the first line of 128 bytes of each, then the next
     // ones, swizzled, so that the same vectors of all rows are in different banks.
