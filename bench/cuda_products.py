@@ -12,20 +12,19 @@ PyTorch and cuda-bindings.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from cuda.bindings import driver
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.cublaslt import CublasLt, find_library
+from ostinato.backends.cuda.driver import nvidia_driver
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.library import LibraryProduct, LibrarySettings
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
@@ -63,6 +62,12 @@ CASES = [
         for m, n, k in ((128, 768, 768), (128, 3072, 768), (1024, 3072, 768), (4096, 4096, 4096))
         for transposed in (False, True)
     ),
+    *(
+        Case(2048, n, k, "bfloat16", transposed)
+        for n, k in ((512, 2048), (2048, 2048), (8192, 2048), (2048, 8192))
+        for transposed in (False, True)
+    ),
+    *(Case(1024, n, k, "float16", False) for n, k in ((768, 768), (2304, 768), (768, 3072))),
     *(Case(m, m, m, "float16", False) for m in (512, 1024, 2048)),
     *(Case(m, n, k, "float32", False) for m, n, k in ((128, 768, 768), (2048, 2048, 2048))),
     *(Case(m, 4096, 4096, "float8_e4m3fn", True) for m in (1, 16, 128, 4096)),
@@ -131,14 +136,6 @@ def is_float8(case: Case | Heads) -> bool:
     return isinstance(case, Case) and case.dtype.startswith("float8")
 
 
-def check(result: tuple[Any, ...]) -> Any:
-    """The value of a call of the driver or of NVRTC."""
-    code, *values = result
-    if int(code) != 0:
-        raise RuntimeError(f"{type(code).__name__}: {code.name}")
-    return values[0] if len(values) == 1 else values
-
-
 def launcher(
     call: Call, target: CudaTarget, scratch: dict[str, torch.Tensor]
 ) -> Callable[[Mapping[str, torch.Tensor]], None]:
@@ -153,11 +150,9 @@ def launcher(
     if isinstance(kernel, LibraryProduct):
         return library_launcher(call, kernel, scratch)
     assert isinstance(kernel, CudaKernel)
-    module = check(driver.cuModuleLoadData(compile_text(kernel.source(target), target.arch)))
-    function = check(driver.cuModuleGetFunction(module, kernel.name.encode()))
-    launch = kernel.launch(target)
-    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    check(driver.cuFuncSetAttribute(function, most, launch.shared_bytes))
+    driver, launch = nvidia_driver(), kernel.launch(target)
+    library = driver.load(compile_text(kernel.source(target), target.arch))
+    function = driver.function(library, kernel.name, launch.shared_bytes)
     block = torch.zeros(16, dtype=torch.int64, device="cuda")
     names = [buffer.name for buffer in call.buffers]
     take_scratch(call, scratch)
@@ -165,10 +160,7 @@ def launcher(
     def run(tensors: Mapping[str, torch.Tensor]) -> None:
         held = {**scratch, **tensors}
         addresses = [held[name].data_ptr() for name in names] + [block.data_ptr() + 32]
-        stream = torch.cuda.current_stream().cuda_stream
-        shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
-        arguments = (tuple(addresses), (ctypes.c_void_p,) * len(addresses))
-        check(driver.cuLaunchKernel(function, *shape, stream, arguments, 0))
+        driver.launch(function, launch, addresses, torch.cuda.current_stream().cuda_stream)
 
     return run
 

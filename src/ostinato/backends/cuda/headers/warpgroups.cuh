@@ -125,106 +125,78 @@ inline void group_registers(T (&held)[Count]) {
 }
 
 #ifdef __CUDA_ARCH__
-#define OST_ROWS(A) "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3])
+// The registers of the sums of so many columns, and the operands that they are.
+#define OST_SUMS_64                                                                                \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define OST_SUMS_128                                                                               \
+    OST_SUMS_64 ", "                                                                               \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define OST_SUMS_192                                                                               \
+    OST_SUMS_128 ", "                                                                              \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define OST_SUMS_256                                                                               \
+    OST_SUMS_192 ", "                                                                              \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define OST_TILE(J) "+f"(sums[J][0]), "+f"(sums[J][1]), "+f"(sums[J][2]), "+f"(sums[J][3])
-#define OST_GROUP_64(FORMAT, ADDS, OPERANDS, ...)                                                  \
+#define OST_TILES(J)                                                                               \
+    OST_TILE(J), OST_TILE(J + 1), OST_TILE(J + 2), OST_TILE(J + 3),                                \
+    OST_TILE(J + 4), OST_TILE(J + 5), OST_TILE(J + 6), OST_TILE(J + 7)
+#define OST_TILES_64 OST_TILES(0)
+#define OST_TILES_128 OST_TILES_64, OST_TILES(8)
+#define OST_TILES_192 OST_TILES_128, OST_TILES(16)
+#define OST_TILES_256 OST_TILES_192, OST_TILES(24)
+#define OST_GROUP(COLUMNS, NAME, LEFT, RIGHT, ADDS, BY_ROWS, ...)                                  \
     asm volatile(                                                                                  \
         "{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                    \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." FORMAT "." FORMAT " {"                       \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
-        "%30, %31"                                                                                 \
-        "}, " OPERANDS ";\n}"                                                                      \
-        : OST_TILE(0), OST_TILE(1), OST_TILE(2), OST_TILE(3),                                      \
-          OST_TILE(4), OST_TILE(5), OST_TILE(6), OST_TILE(7)                                       \
-        : __VA_ARGS__)
-#define OST_GROUP_128(FORMAT, ADDS, OPERANDS, ...)                                                 \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                    \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." FORMAT "." FORMAT " {"                      \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
-        "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "                   \
-        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, "                   \
-        "%58, %59, %60, %61, %62, %63"                                                             \
-        "}, " OPERANDS ";\n}"                                                                      \
-        : OST_TILE(0), OST_TILE(1), OST_TILE(2), OST_TILE(3),                                      \
-          OST_TILE(4), OST_TILE(5), OST_TILE(6), OST_TILE(7),                                      \
-          OST_TILE(8), OST_TILE(9), OST_TILE(10), OST_TILE(11),                                    \
-          OST_TILE(12), OST_TILE(13), OST_TILE(14), OST_TILE(15)                                   \
-        : __VA_ARGS__)
-#define OST_GROUP_192(FORMAT, ADDS, OPERANDS, ...)                                                 \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                    \
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32." FORMAT "." FORMAT " {"                      \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                   \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                   \
-        "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "                   \
-        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, "                   \
-        "%58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, "                   \
-        "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "                   \
-        "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                                         \
-        "}, " OPERANDS ";\n}"                                                                      \
-        : OST_TILE(0), OST_TILE(1), OST_TILE(2), OST_TILE(3),                                      \
-          OST_TILE(4), OST_TILE(5), OST_TILE(6), OST_TILE(7),                                      \
-          OST_TILE(8), OST_TILE(9), OST_TILE(10), OST_TILE(11),                                    \
-          OST_TILE(12), OST_TILE(13), OST_TILE(14), OST_TILE(15),                                  \
-          OST_TILE(16), OST_TILE(17), OST_TILE(18), OST_TILE(19),                                  \
-          OST_TILE(20), OST_TILE(21), OST_TILE(22), OST_TILE(23)                                   \
-        : __VA_ARGS__)
-#define OST_ROWS_64 "{%32, %33, %34, %35}, %36, adds, 1, 1"
-#define OST_ROWS_128 "{%64, %65, %66, %67}, %68, adds, 1, 1"
-#define OST_GROUP(FORMAT, NAME)                                                                    \
+        "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." NAME "." NAME                      \
+        " {" OST_SUMS_##COLUMNS "}, " LEFT ", " RIGHT ", adds, 1, 1, " BY_ROWS ";\n}"              \
+        : OST_TILES_##COLUMNS                                                                      \
+        : __VA_ARGS__, "n"(Adds), "n"(ByRows))
+// The left operand in shared memory, and in registers.
+#define OST_MEMORY(COLUMNS, FORMAT, NAME, LEFT, RIGHT, ADDS, BY_ROWS)                              \
     template <bool ByRows, bool Adds>                                                              \
     inline void multiply_panels(                                                                   \
-        float (&sums)[8][4], unsigned long long a, unsigned long long b, FORMAT                    \
+        float (&sums)[COLUMNS / 8][4], unsigned long long a, unsigned long long b, FORMAT          \
     ) {                                                                                            \
-        if constexpr (ByRows)                                                                      \
-            OST_GROUP_64(NAME, "%34", "%32, %33, adds, 1, 1, 0, 1", "l"(a), "l"(b), "n"(Adds));    \
-        else OST_GROUP_64(NAME, "%34", "%32, %33, adds, 1, 1, 0, 0", "l"(a), "l"(b), "n"(Adds));   \
-    }                                                                                              \
-    template <bool ByRows, bool Adds>                                                              \
-    inline void multiply_panels(                                                                   \
-        float (&sums)[16][4], unsigned long long a, unsigned long long b, FORMAT                   \
-    ) {                                                                                            \
-        if constexpr (ByRows)                                                                      \
-            OST_GROUP_128(NAME, "%66", "%64, %65, adds, 1, 1, 0, 1", "l"(a), "l"(b), "n"(Adds));   \
-        else OST_GROUP_128(NAME, "%66", "%64, %65, adds, 1, 1, 0, 0", "l"(a), "l"(b), "n"(Adds));  \
-    }                                                                                              \
-    template <bool ByRows, bool Adds>                                                              \
-    inline void multiply_panels(                                                                   \
-        float (&sums)[24][4], unsigned long long a, unsigned long long b, FORMAT                   \
-    ) {                                                                                            \
-        if constexpr (ByRows)                                                                      \
-            OST_GROUP_192(NAME, "%98", "%96, %97, adds, 1, 1, 0, 1", "l"(a), "l"(b), "n"(Adds));   \
-        else OST_GROUP_192(NAME, "%98", "%96, %97, adds, 1, 1, 0, 0", "l"(a), "l"(b), "n"(Adds));  \
-    }                                                                                              \
-    template <bool ByRows, bool Adds>                                                              \
-    inline void multiply_panels(                                                                   \
-        float (&sums)[8][4], const unsigned (&a)[4], unsigned long long b, FORMAT                  \
-    ) {                                                                                            \
-        if constexpr (ByRows)                                                                      \
-            OST_GROUP_64(NAME, "%37", OST_ROWS_64 ", 1", OST_ROWS(a), "l"(b), "n"(Adds));          \
-        else OST_GROUP_64(NAME, "%37", OST_ROWS_64 ", 0", OST_ROWS(a), "l"(b), "n"(Adds));         \
-    }                                                                                              \
-    template <bool ByRows, bool Adds>                                                              \
-    inline void multiply_panels(                                                                   \
-        float (&sums)[16][4], const unsigned (&a)[4], unsigned long long b, FORMAT                 \
-    ) {                                                                                            \
-        if constexpr (ByRows)                                                                      \
-            OST_GROUP_128(NAME, "%69", OST_ROWS_128 ", 1", OST_ROWS(a), "l"(b), "n"(Adds));        \
-        else OST_GROUP_128(NAME, "%69", OST_ROWS_128 ", 0", OST_ROWS(a), "l"(b), "n"(Adds));       \
+        OST_GROUP(COLUMNS, NAME, LEFT, RIGHT, ADDS, "0, " BY_ROWS, "l"(a), "l"(b));                \
     }
-OST_GROUP(float16_format, "f16")
-OST_GROUP(bfloat16_format, "bf16")
+#define OST_REGISTERS(COLUMNS, FORMAT, NAME, LEFT, RIGHT, ADDS, BY_ROWS)                           \
+    template <bool ByRows, bool Adds>                                                              \
+    inline void multiply_panels(                                                                   \
+        float (&sums)[COLUMNS / 8][4], const unsigned (&a)[4], unsigned long long b, FORMAT        \
+    ) {                                                                                            \
+        OST_GROUP(                                                                                 \
+            COLUMNS, NAME, LEFT, RIGHT, ADDS, BY_ROWS,                                             \
+            "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                     \
+        );                                                                                         \
+    }
+#define OST_FORMAT(FORMAT, NAME)                                                                   \
+    OST_MEMORY(64, FORMAT, NAME, "%32", "%33", "%34", "%35")                                       \
+    OST_MEMORY(128, FORMAT, NAME, "%64", "%65", "%66", "%67")                                      \
+    OST_MEMORY(192, FORMAT, NAME, "%96", "%97", "%98", "%99")                                      \
+    OST_MEMORY(256, FORMAT, NAME, "%128", "%129", "%130", "%131")                                  \
+    OST_REGISTERS(64, FORMAT, NAME, "{%32, %33, %34, %35}", "%36", "%37", "%38")                   \
+    OST_REGISTERS(128, FORMAT, NAME, "{%64, %65, %66, %67}", "%68", "%69", "%70")
+OST_FORMAT(float16_format, "f16")
+OST_FORMAT(bfloat16_format, "bf16")
+#undef OST_FORMAT
+#undef OST_REGISTERS
+#undef OST_MEMORY
 #undef OST_GROUP
-#undef OST_GROUP_64
-#undef OST_GROUP_128
-#undef OST_GROUP_192
+#undef OST_TILES_256
+#undef OST_TILES_192
+#undef OST_TILES_128
+#undef OST_TILES_64
+#undef OST_TILES
 #undef OST_TILE
-#undef OST_ROWS
-#undef OST_ROWS_64
-#undef OST_ROWS_128
+#undef OST_SUMS_256
+#undef OST_SUMS_192
+#undef OST_SUMS_128
+#undef OST_SUMS_64
 #endif
 
 // Adds the product of 64 rows of 16 elements and 16 rows of 8 `Tiles` columns to the group's sums;

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PRODUCTS", "GroupTile", "fits", "launch", "source"]
 
 #: Columns of the instructions that are used, widest first.
-_INSTRUCTIONS = (192, 128, 64)
+_INSTRUCTIONS = (256, 192, 128, 64)
 
 #: Slices in shared memory from which on the products of two of them may be under way.
 _OVERLAPPING_STAGES = 4
