@@ -55,7 +55,7 @@ Array = np.ndarray[Any, Any]
 
 #: A GPU so small that most loops over a grid take several iterations; rings have room for eight
 #: stages, two pairs of tiles of 2048 elements in depth.
-TARGET = CudaTarget("sm_90", 2, 176 << 10, 1024)
+TARGET = CudaTarget("sm_90", 2, 176 << 10, 1024, bulk_tiles=False)
 
 
 #: Kernels that one call of the compiler takes.
@@ -172,7 +172,7 @@ class CudaEmulationBackend(Backend):
 
     def lower(self, graph: BaseGraph, options: CompileOptions) -> LoweredGraph[Program]:
         """The kernels of a graph."""
-        settings = lowering_options(options)
+        settings = lowering_options(options, bulk_tiles=TARGET.multiplies_in_bulk)
         one_block = self.one_block and settings.one_block
         settings = replace(settings, segments=self.segments, one_block=one_block)
         lower = partial(lower_for_cuda, settings=settings)

@@ -66,7 +66,6 @@ def lowering_options(
         options.time_products,
         float8=capability >= _FLOAT8,
         row_scales=capability == _ROW_SCALES,
-        spares_large=bulk_tiles,
     )
     return CudaLowering(
         shared,
@@ -79,6 +78,7 @@ def lowering_options(
         one_block=options.single_block_segments,
         layers=options.segment_layers,
         join=options.joint_parts,
+        bulk_tiles=on and bulk_tiles,
         rounds=on and rounds_rows(options, capability) is not None,
         library=library if on and has_products and options.library_products else None,
     )

@@ -22,7 +22,7 @@ from ostinato.lower.loopir.nodes import (
 from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ostinato.variables import Dim
 
@@ -35,16 +35,18 @@ class Rewriter:
     Args:
         index: what an index expression becomes.
         buffer: what a buffer number becomes.
+        scalars: what scalars become as a whole, rewritten already.
     """
 
     def __init__(
         self,
         index: Callable[[Dim], Dim] = lambda dim: dim,
         buffer: Callable[[int], int] = lambda number: number,
+        scalars: Mapping[Scalar, Scalar] | None = None,
     ) -> None:
         self._index = index
         self._buffer = buffer
-        self._scalars: dict[Scalar, Scalar] = {}
+        self._scalars: dict[Scalar, Scalar] = dict(scalars or {})
         self._bindings: dict[Binding, Binding] = {}
 
     def statement(self, statement: Statement) -> Statement:

@@ -11,6 +11,7 @@ import ostinato as ost
 from ostinato.backends.cuda.capabilities import CAPABILITIES
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.matmul import TiledMatmul
+from ostinato.backends.cuda.rules.paired_products import PairedMatmul
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.ir.graph import Value
@@ -54,10 +55,10 @@ SHAPES = {
 }
 
 
-def lowered(graph: ost.Graph) -> list[Call]:
+def lowered(graph: ost.Graph, *, bulk_tiles: bool = False) -> list[Call]:
     """The calls that the device makes of a graph."""
     explicit, _ = run_passes(graph, capabilities=CAPABILITIES)
-    return lower_for_cuda(explicit, CudaLowering())[0].calls
+    return lower_for_cuda(explicit, CudaLowering(bulk_tiles=bulk_tiles))[0].calls
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,40 @@ def test_operands_copied_in_bulk(
     assert isinstance(call.kernel, TiledMatmul)
     assert in_bulk(call.kernel.source(bulk))
     assert not in_bulk(call.kernel.source(TARGET))
+    target = replace(CudaTarget.of_arch("sm_90"), multiprocessors=2, bulk_tiles=True)
+    compile_text(call.kernel.source(target), "sm_90")
+
+
+#: Rows, depth and columns of pairs: tiles of 128, 96 and 64 columns.
+PAIRS = ((130, 200, 136), (140, 72, 192), (70, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "by_rows", "wide"),
+    pairwise(["float16", "bfloat16"], PAIRS, [False, True], [False, True]),
+)
+def test_pairs_copied_in_bulk(
+    session: ost.Session,
+    bulk: CudaTarget,
+    dtype: str,
+    size: tuple[int, int, int],
+    by_rows: bool,
+    wide: bool,
+) -> None:
+    """Two products of the same rows, one times what an activation makes of the other."""
+    m, k, n = size
+    d = drawn(f"pair {size} {dtype}")
+    x = d.of((m, k), dtype)
+
+    def product() -> Value:
+        weight = d.of((k, n) if by_rows else (n, k), dtype)
+        right = weight if by_rows else d.g.permute_dims(weight, (1, 0))
+        return d.g.widening_matmul(x, right) if wide else d.g.matmul(x, right)
+
+    gate, up = product() + d.of((n,), dtype), product()
+    check(session, d, d.g.cast(d.g.silu(gate) * up + d.of((m, n), dtype), dtype))
+    (call,) = lowered(d.g, bulk_tiles=True)
+    assert isinstance(call.kernel, PairedMatmul)
     target = replace(CudaTarget.of_arch("sm_90"), multiprocessors=2, bulk_tiles=True)
     compile_text(call.kernel.source(target), "sm_90")
 

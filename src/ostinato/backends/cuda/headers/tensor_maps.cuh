@@ -13,15 +13,6 @@ inline unsigned long long read_once() {
     return policy;
 }
 
-// How it treats what is read again: as it does anything else.
-inline unsigned long long read_again() {
-    unsigned long long policy = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-#endif
-    return policy;
-}
-
 // Whether this is the thread of its warp that acts for all of them: called by a whole warp. The
 // compiler knows that it is one thread, and needs no loop over those that copy in bulk.
 inline bool is_chosen() {

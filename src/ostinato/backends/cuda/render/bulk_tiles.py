@@ -3,21 +3,21 @@
 As :mod:`group_tiles` has it, but that one thread of a block brings the slices of both operands: an
 instruction for each, by tensor maps. Its warp is one of a group of its own, which gives its
 registers to those that multiply. These wait for a slice's barrier, not for each other, and store
-what they have while the next tile's slices arrive. Both operands are matrices in memory whose sizes
-are numbers.
+what they have while the next tile's slices arrive. Operands are matrices in memory whose sizes are
+numbers. There may be two right ones: a tile has the sums of its columns with both.
 """
 
 from __future__ import annotations
 
 from string import Template
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ostinato.backends.cuda.abi import Launch, TensorMap
 from ostinato.backends.cuda.render.frame import body_of
 from ostinato.backends.cuda.render.group_tiles import PRODUCTS, GroupTile
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.tensor_tiles import CHUNK, SLICE, Renderer, multiplies
-from ostinato.dtypes import FLOAT32
+from ostinato.backends.cuda.render.tensor_tiles import CHUNK, SLICE, Renderer, chunks_along
+from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import extent_of
 from ostinato.records import replace
 from ostinato.variables import coefficient
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render.tensor_tiles import Tile
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.lower.loopir.nodes import Load
+    from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Symbol
 
-__all__ = ["fits", "launch", "source"]
+__all__ = ["are_matrices", "fits", "launch", "source"]
 
 #: Threads of a group, and rows of its tensor cores' tile.
 _GROUP, _ROWS = 128, 64
@@ -42,14 +42,14 @@ _COPYING, _MULTIPLYING = 40, 232
 #: Slices in shared memory, at most, and tiles for each multiprocessor that are enough.
 _STAGES, _FILLING = 8, 0.7
 
-#: Rows and columns whose sums a warp stores together.
+#: Rows of results and columns of sums that a warp stores together.
 _PART_ROWS, _PART_COLUMNS = 16, 32
 
 #: Floats from one of these rows to the next: neighbours are in different banks.
 _PART_PITCH = 40
 
-#: Words of four bytes of a line of shared memory.
-_LINE_WORDS = 32
+#: Words of four bytes of a line of shared memory, and elements of it: see ``ost::panel``.
+_LINE_WORDS, _PANEL = 32, 64
 
 _BODY = Template(
     """\
@@ -95,7 +95,7 @@ _BODY = Template(
         if (warp > 0)
             return;
         const bool chosen = ost::is_chosen();
-        const unsigned long long policy = ost::read_again();
+        const unsigned long long policy = ost::read_once();
         auto copy_left = [&](int first_row, int number) {
             unsigned short* const left = ring + slot * $stage;
             if (chosen)
@@ -157,48 +157,45 @@ $wait
         release(emptied + (slot == 0 ? $stages - 1 : slot - 1));
         int tile_row, tile_column;
         start_of(tile, tile_row, tile_column);
+        const int first_row = tile_row + group * 64 + warp * 16;
+#pragma unroll 1
+        for (int part = 0; part < $result_tiles; part += $part_tiles) {
+            __syncwarp();
 #pragma unroll
-        for (int i = 0; i < $row_parts; i++) {
+            for (int tile = 0; tile < $tiles; tile++) {
+                const int right = tile / $result_tiles, place = tile % $result_tiles;
+                if (place / $part_tiles != part / $part_tiles)
+                    continue;
 #pragma unroll
-            for (int j = 0; j < $parts; j++) {
-#pragma unroll
-                for (int first = 0; first < $tiles; first += $part_tiles) {
-                    __syncwarp();
-#pragma unroll
-                    for (int beside = 0; beside < $part_tiles; beside++) {
-#pragma unroll
-                        for (int e = 0; e < 4; e += 2) {
-                            const int at = lane / 4 + e / 2 * 8;
-                            float* const to =
-                                finished + at * $finished_pitch + beside * 8 + lane % 4 * 2;
-                            const float (&found)[4] = sums[i][j][first + beside];
-                            *(ost::vector<float, 2>*)to = {{found[e], found[e + 1]}};
-                        }
-                    }
-                    __syncwarp();
-                    const int first_row = tile_row + (group * $row_parts + i) * 64 + warp * 16;
-                    const int first_column = tile_column + (j * $tiles + first) * 8;
-$finish
+                for (int e = 0; e < 4; e += 2) {
+                    const int at = lane / 4 + e / 2 * 8;
+                    const int beside = (right * $part_tiles + place % $part_tiles) * 8;
+                    float* const to = finished + at * $finished_pitch + beside + lane % 4 * 2;
+                    const float (&found)[4] = sums[0][0][tile];
+                    *(ost::vector<float, 2>*)to = {{found[e], found[e + 1]}};
                 }
             }
+            __syncwarp();
+            const int first_column = tile_column + part * 8;
+$finish
         }
     }
 """
 )
 
-#: Copies of the right operand: stored by columns, and stored by rows.
-_BY_COLUMNS = """\
+#: Copies of a right operand: stored by columns, and stored by rows.
+_BY_COLUMNS = Template("""\
                 ost::copy_tensor(
-                    right, maps.of + 1, number * $line_words, first_column, 0, arrived + slot,
-                    policy
-                );"""
-_BY_ROWS = """\
+                    right + $right * $tile_columns * ost::panel, maps.of + 1 + $right,
+                    number * $line_words, first_column, 0, arrived + slot, policy
+                );""")
+_BY_ROWS = Template("""\
                 for (int i = 0; i < $tile_columns / ost::panel; i++)
                     ost::copy_tensor(
-                        right + i * $slice * ost::panel, maps.of + 1,
-                        first_column / 2 + i * $line_words, number * $slice, 0, arrived + slot,
-                        policy
-                    );"""
+                        right + ($right * $tile_columns + i * ost::panel) * $slice,
+                        maps.of + 1 + $right, first_column / 2 + i * $line_words, number * $slice, 0,
+                        arrived + slot, policy
+                    );""")
 
 #: Waits for the kernels in front; what none of them writes is on its way before.
 _EARLY = """\
@@ -214,22 +211,28 @@ _EARLY = """\
 
 
 def _tile(rows: int, columns: int, slices: int = 1) -> GroupTile:
-    """A tile of two groups; see :class:`~ostinato.backends.cuda.render.tensor_tiles.Tile`."""
+    """A tile of two groups: its columns are those of the right operand, or of both."""
     products = rows // 2 // _ROWS, columns // 8
     return GroupTile((8, 1), products, 1, _STAGES, _FILLING, slices)
 
 
 def fits(matmul: Matmul, target: CudaTarget) -> bool:
-    """Whether both operands are matrices that tensor maps describe, and there are enough tiles."""
-    if not target.multiplies_in_bulk or matmul.acc != FLOAT32:
-        return False
-    if matmul.b.dtype != matmul.a.dtype or not multiplies(matmul.a.dtype, target):
+    """Whether all operands are matrices that tensor maps describe, and there are enough tiles."""
+    return target.multiplies_in_bulk and are_matrices(matmul) and _Renderer(matmul, target).suits
+
+
+def are_matrices(matmul: Matmul) -> bool:
+    """Whether all operands are matrices of 16-bit floats that tensor maps describe.
+
+    Of two right ones, both are stored by rows, or by columns.
+    """
+    same = {operand.dtype for operand in matmul.operands} == {matmul.a.dtype}
+    if not same or matmul.a.dtype not in (FLOAT16, BFLOAT16) or matmul.acc != FLOAT32:
         return False
     sizes = [extent_of(axis) for axis in (matmul.m, matmul.n, *matmul.k)]
     if matmul.batch or len(matmul.k) != 1 or not all(isinstance(s, int) and s for s in sizes):
         return False
-    renderer = _Renderer(matmul, target)
-    return renderer.maps is not None and renderer.suits
+    return _matrices(matmul) is not None
 
 
 def launch(matmul: Matmul, target: CudaTarget) -> Launch:
@@ -257,16 +260,31 @@ class _Renderer(Renderer):
         def columns(tile: Tile) -> int:
             return -(-self.blocks_of(tile) // self.target.multiprocessors) * tile.columns
 
-        return sorted(self.tiles, key=columns)
+        grain = len(self.matmul.rights) * (_PANEL if self.by_rows else self.part_columns)
+        return sorted((tile for tile in self.tiles if tile.columns % grain == 0), key=columns)
 
     @property
-    def maps(self) -> tuple[TensorMap, TensorMap] | None:
-        """The tensor maps of both operands; ``None``: they are no such matrices."""
-        matmul, (k,) = self.matmul, self.matmul.k
-        right = (k, matmul.n, SLICE) if self.by_rows else (matmul.n, k, self.tile.columns)
-        left_map = _map_of(self.left_run, matmul.m, k, self.tile.rows)
-        right_map = _map_of(self.right_run, *right)
-        return None if left_map is None or right_map is None else (left_map, right_map)
+    def suits(self) -> bool:
+        """See the base class; nothing else computes two products at once, whatever their sizes."""
+        room = self.bytes_of(self.fewest_stages) <= self.target.shared_bytes_per_block
+        return super().suits if self.matmul.beside is None else room
+
+    def columns_of(self, tile: Tile) -> int:
+        return tile.columns // len(self.matmul.rights)
+
+    @property
+    def part_columns(self) -> int:
+        """Columns of results that a warp stores together."""
+        return _PART_COLUMNS // len(self.matmul.rights)
+
+    @property
+    def maps(self) -> tuple[TensorMap, ...]:
+        """The tensor maps of the operands."""
+        matrices = _matrices(self.matmul)
+        assert matrices is not None
+        left, *rights = matrices
+        lines = SLICE if self.by_rows else self.columns_of(self.tile)
+        return (left.map(self.tile.rows), *(each.map(lines) for each in rights))
 
     @property
     def left_pitch(self) -> int:
@@ -285,56 +303,89 @@ class _Renderer(Renderer):
         return stages * self.stage * 2 + 4 * parts
 
     def launch(self) -> Launch:
-        grid, maps = min(self.blocks, self.target.multiprocessors), self.maps
-        assert maps is not None
         return Launch(
-            grid,
+            min(self.blocks, self.target.multiprocessors),
             self.tile.threads + _GROUP,
             self.bytes_of(self.stages),
             programmatic=self.target.starts_kernels_early,
-            maps=maps,
+            maps=self.maps,
         )
 
     def source(self) -> str:
-        matmul, tile, maps = self.matmul, self.tile, self.maps
+        matmul, tile = self.matmul, self.tile
         assert isinstance(tile, GroupTile)
-        assert maps is not None
         early = self.target.starts_kernels_early
         waits = early and matmul.fixed_right
         wait = "    ost::wait_for_earlier_kernels();" if waits else ""
+        columns, copy = self.columns_of(tile), _BY_ROWS if self.by_rows else _BY_COLUMNS
         values: dict[str, object] = {
             **self.sizes,
             **tile.values(by_rows=self.by_rows),
+            "tile_columns": columns,
+            "result_tiles": columns // 8,
+            "part_tiles": self.part_columns // 8,
             "groups": tile.threads // _GROUP,
             "line_words": _LINE_WORDS,
             "copying": _COPYING,
             "multiplying": _MULTIPLYING,
             "part_rows": _PART_ROWS,
-            "part_tiles": _PART_COLUMNS // 8,
             "wait": wait,
         }
+        names = {matmul.m: "m", matmul.n: "n"}
+        copies = (copy.substitute(values, right=number) for number in range(len(matmul.rights)))
         text = _BODY.substitute(
             values,
             begin=Template(_EARLY).substitute(values) if waits else "",
-            copy_right=Template(_BY_ROWS if self.by_rows else _BY_COLUMNS).substitute(values),
-            finish=self.finish_part(
-                {matmul.m: "m", matmul.n: "n"}, _PART_ROWS, _PART_COLUMNS, 32, "lane"
-            ),
+            copy_right="\n".join(copies),
+            finish=self.finish_part(names, _PART_ROWS, self.part_columns, 32, "lane"),
         )
         threads = tile.threads + _GROUP
         body = body_of(matmul, text, matmul_sizes(matmul), threads, early=early and not waits)
         headers = '#include "tensor_maps.cuh"\n#include "warpgroups.cuh"\n'
-        return replace(body, includes=body.includes + headers, maps=maps).kernel(matmul.name)
+        return replace(body, includes=body.includes + headers, maps=self.maps).kernel(matmul.name)
 
 
-def _map_of(run: Load | None, outer: Symbol, inner: Symbol, lines: int) -> TensorMap | None:
-    """The tensor map of an operand, whose copies have so many lines; ``None``: it has none.
+class _Matrix(NamedTuple):
+    """An operand in memory.
+
+    Attributes:
+        buffer: the number of the argument that it is in.
+        offset: elements before it.
+        rows, elements: its rows, and the elements of each.
+        pitch: elements from one row to the next.
+    """
+
+    buffer: int
+    offset: int
+    rows: int
+    elements: int
+    pitch: int
+
+    def map(self, lines: int) -> TensorMap:
+        """Its tensor map for copies of so many lines of shared memory."""
+        words, row_bytes = self.elements // 2, 2 * self.pitch
+        extents = (words, self.rows, 1, row_bytes, _LINE_WORDS, lines, 1)
+        return TensorMap(self.buffer, 2 * self.offset, *extents, True)
+
+
+def _matrices(matmul: Matmul) -> tuple[_Matrix, ...] | None:
+    """The operands, the left one first; ``None``: one of them is no such matrix."""
+    (k,) = matmul.k
+    by_rows = chunks_along(matmul.b, k) is None
+    right = (k, matmul.n) if by_rows else (matmul.n, k)
+    axes = [(matmul.a, matmul.m, k), *((each, *right) for each in matmul.rights)]
+    found = tuple(_matrix(*each) for each in axes)
+    return None if None in found else tuple(each for each in found if each is not None)
+
+
+def _matrix(operand: Scalar, outer: Symbol, inner: Symbol) -> _Matrix | None:
+    """An operand as a matrix that a tensor map describes; ``None``: it is none.
 
     Args:
-        run: the element that chunks of the operand begin with.
+        operand: its element.
         outer, inner: the axes of its rows in memory, and of the elements of these.
-        lines: of a copy, with the elements of a line of shared memory each.
     """
+    run = chunks_along(operand, inner)
     if run is None or run.bindings:
         return None
     along = coefficient(run.index, inner)
@@ -342,15 +393,9 @@ def _map_of(run: Load | None, outer: Symbol, inner: Symbol, lines: int) -> Tenso
     if along is None or across is None or along[0] != 1:
         return None
     (pitch, offset), rows, elements = across, extent_of(outer), extent_of(inner)
-    sizes = (pitch, offset, rows, elements)
-    if not all(isinstance(size, int) for size in sizes):
+    numbers = [size for size in (offset, rows, elements, pitch) if isinstance(size, int)]
+    if len(numbers) < 4:
         return None
-    assert isinstance(pitch, int)
-    assert isinstance(offset, int)
-    assert isinstance(rows, int)
-    assert isinstance(elements, int)
-    if pitch % CHUNK or offset % CHUNK or elements % 2 or pitch < elements:
-        return None
-    return TensorMap(
-        run.buffer, 2 * offset, elements // 2, rows, 1, 2 * pitch, _LINE_WORDS, lines, 1, True
-    )
+    made = _Matrix(run.buffer, *numbers)
+    aligned = made.pitch % CHUNK == made.offset % CHUNK == made.elements % 2 == 0
+    return made if aligned and made.pitch >= made.elements else None

@@ -56,7 +56,7 @@ def packed_stores(
     lanes: int,
     depth: int,
     names: Mapping[Symbol, str],
-    totals: str,
+    *totals: str,
 ) -> str:
     """Statements that store results of ``lanes`` columns.
 
@@ -66,7 +66,7 @@ def packed_stores(
         lanes: see :func:`store_lanes`.
         depth: of the statements, in blocks.
         names: by axis, the variable that has its value, of columns the first one's.
-        totals: the pack that has the sums.
+        totals: the packs that have the sums, by number.
     """
     point = frame.point(depth, names)
     writer, scalars, dialect = point.writer, point.scalars, point.scalars.code.dialect
@@ -96,11 +96,11 @@ def packed_stores(
         for load, name in loads:
             element = dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
             inside.values[id(load)] = scalars.code.keep(load.dtype, element)
-        total = CValue(scalars.code, f"{totals}.at[{lane}]", results.acc)
+        sums = [CValue(scalars.code, f"{each}.at[{lane}]", results.acc) for each in totals]
         for store, name in zip(stores, stored, strict=True):
             for scalar in reached(roots(store)):
                 if isinstance(scalar, Accumulator):
-                    inside.values[id(scalar)] = total
+                    inside.values[id(scalar)] = sums[scalar.number]
             dtype = dtypes[store.buffer]
             value = scalars.value(store.value, inside).astype(dtype)
             writer.line(f"{name}.at[{lane}] = {dialect.to_memory(value.text, dtype)};")

@@ -104,7 +104,7 @@ def suits(matmul: FewRowsProduct) -> bool:
     depth = extent_of(matmul.k[0])
     if not isinstance(depth, int) or not 0 < depth <= _MOST_DEPTH or depth % _VECTOR:
         return False
-    rights = [matmul.b] if matmul.beside is None else [matmul.b, matmul.beside]
+    rights = matmul.rights
     lengths = set()
     for right in rights:
         found = run_of(right, matmul.k[0], depth)
@@ -133,7 +133,7 @@ def launch(matmul: FewRowsProduct, target: CudaTarget) -> Launch:
 
 def body(matmul: FewRowsProduct, target: CudaTarget) -> Body:
     """The code of a matmul."""
-    rights = [matmul.b] if matmul.beside is None else [matmul.b, matmul.beside]
+    rights = matmul.rights
     frame = Frame(matmul, (matmul.a, *rights), matmul.stores)
     batch, names = frame.unravel(matmul.batch, "point", 2)
     names |= {matmul.m: "m", matmul.n: "n", matmul.k[0]: "k"}

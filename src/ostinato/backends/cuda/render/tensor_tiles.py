@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["CHUNK", "SLICE", "Renderer", "Tile", "fits", "launch", "multiplies", "source"]
+__all__ = [
+    "CHUNK",
+    "SLICE",
+    "Renderer",
+    "Tile",
+    "chunks_along",
+    "fits",
+    "launch",
+    "multiplies",
+    "source",
+]
 
 #: The first architecture with these instructions.
 _CAPABILITY = 80
@@ -198,12 +208,14 @@ _SINGLE = Template("""\
 #pragma unroll $unroll
         for (int j = 0; j < $tile_rows * $tile_columns / $threads; j++) {
             const unsigned i = $thread + j * $threads, at = $store_row, beside = $store_column;
-            const float total = finished[at * $finished_pitch + beside];
+$totals
             const $index m = ($index)first_row + at, n = ($index)first_column + beside;
             if (m < ($index)rows && n < ($index)columns) {
 $store
             }
         }""")
+_SINGLE_TOTAL = Template("""\
+            const float $total = finished[at * $finished_pitch + beside + $first];""")
 _PACKED = Template("""\
 #pragma unroll
         for (int j = 0; j < $tile_rows * $tile_columns / $lanes / $threads; j++) {
@@ -211,11 +223,14 @@ _PACKED = Template("""\
             const unsigned beside = i % ($tile_columns / $lanes) * $lanes;
             const $index m = ($index)first_row + at, n = ($index)first_column + beside;
             if (m < ($index)rows && n < ($index)columns) {
-                const ost::pack<float, $lanes> totals =
-                    ost::pack<float, $lanes>::load(finished + at * $finished_pitch + beside);
+$totals
 $store
             }
         }""")
+_PACKED_TOTAL = Template("""\
+                const ost::pack<float, $lanes> $total = ost::pack<float, $lanes>::load(
+                    finished + at * $finished_pitch + beside + $first
+                );""")
 
 #: Two tiles of the right operand: stored by columns, and stored by rows.
 _BY_COLUMNS = Template("""\
@@ -292,6 +307,12 @@ def multiplies(dtype: DType, target: CudaTarget) -> bool:
     return dtype in (FLOAT16, BFLOAT16) and target.capability >= _CAPABILITY
 
 
+def chunks_along(scalar: Scalar, axis: Symbol) -> Load | None:
+    """The element that chunks along ``axis`` begin with; ``None``: they are no chunks."""
+    run = run_of(scalar, axis, extent_of(axis))
+    return run.load if run is not None and run.count == CHUNK and run.load is scalar else None
+
+
 def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each tile of the greatest result, or a few waves."""
     return Renderer(matmul, target).launch()
@@ -322,15 +343,15 @@ class Renderer:
 
     def __init__(self, matmul: Matmul, target: CudaTarget) -> None:
         self.matmul = matmul
-        self.frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
+        self.frame = Frame(matmul, matmul.operands, matmul.stores)
         self.target = target
         self.results = Results(matmul.args, matmul.stores, matmul.n, matmul.acc)
         self.lanes = 1 if stores_along_rows(matmul) else store_lanes(self.results)
-        self.left_run = self._chunks(matmul.a, matmul.k[-1])
-        self.right_run = self._chunks(matmul.b, matmul.k[-1])
+        self.left_run = chunks_along(matmul.a, matmul.k[-1])
+        self.right_run = chunks_along(matmul.b, matmul.k[-1])
         self.by_rows = self.right_run is None
         if self.by_rows:
-            self.right_run = self._chunks(matmul.b, matmul.n)
+            self.right_run = chunks_along(matmul.b, matmul.n)
         for tile in self.candidates():
             self.tile = tile
             if self.suits:
@@ -345,7 +366,7 @@ class Renderer:
         """Whether the tile has room, and the result enough of them."""
         tile, target = self.tile, self.target
         room = self.bytes_of(self.fewest_stages) <= target.shared_bytes_per_block
-        used = tile.columns < 2 * max_extent(self.matmul.n) and self.slices >= tile.slices
+        used = self.columns_of(tile) < 2 * max_extent(self.matmul.n) and self.slices >= tile.slices
         return room and used and self.blocks >= tile.filling * target.multiprocessors
 
     @property
@@ -357,18 +378,17 @@ class Renderer:
         """The same for one of the tiles."""
         matmul = self.matmul
         row_tiles = -(-max_extent(matmul.m) // tile.rows)
-        return bounds(matmul.points)[1] * row_tiles * -(-max_extent(matmul.n) // tile.columns)
+        column_tiles = -(-max_extent(matmul.n) // self.columns_of(tile))
+        return bounds(matmul.points)[1] * row_tiles * column_tiles
+
+    def columns_of(self, tile: Tile) -> int:
+        """Columns of results of a tile."""
+        return tile.columns
 
     def launch(self) -> Launch:
         """The launch of the kernel."""
         grid, early = grid_of(self.blocks, self.target), self.target.starts_kernels_early
         return Launch(grid, self.tile.threads, self.bytes_of(self.stages), programmatic=early)
-
-    @staticmethod
-    def _chunks(scalar: Scalar, axis: Symbol) -> Load | None:
-        """The element that chunks along ``axis`` begin with; ``None``: they are no chunks."""
-        run = run_of(scalar, axis, extent_of(axis))
-        return run.load if run is not None and run.count == CHUNK and run.load is scalar else None
 
     # -- shared memory ----------------------------------------------------------------------
 
@@ -505,7 +525,7 @@ class Renderer:
 
         Args:
             names: by axis, the variable that has its value.
-            rows, columns: of the part.
+            rows, columns: of the part; the sums with a second right operand are beside it.
             threads: those that store it.
             thread: the number of a thread among them.
         """
@@ -519,8 +539,14 @@ class Renderer:
             "finished_pitch": self.finished_pitch,
             "index": "long long" if max(places) >= _INT32 else "int",
         }
+        totals = [f"total{number}" for number in range(len(matmul.rights))]
+        template = _SINGLE_TOTAL if self.lanes == 1 else _PACKED_TOTAL
+        values["totals"] = "\n".join(
+            template.substitute(values, lanes=self.lanes, total=total, first=number * columns)
+            for number, total in enumerate(totals)
+        )
         if self.lanes > 1:
-            store = packed_stores(frame, self.results, self.lanes, 4, names, "totals")
+            store = packed_stores(frame, self.results, self.lanes, 4, names, *totals)
             return _PACKED.substitute(values, lanes=self.lanes, store=store)
         by_row, by_column = (f"i % {rows}", f"i / {rows}"), (f"i / {columns}", f"i % {columns}")
         store_row, store_column = by_row if stores_along_rows(matmul) else by_column
@@ -529,7 +555,7 @@ class Renderer:
             unroll=_UNROLL,
             store_row=store_row,
             store_column=store_column,
-            store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
+            store=frame.stores(matmul.stores, matmul.acc, 4, names, *totals),
         )
 
     def _operand(self, right: bool, names: Mapping[Symbol, str]) -> tuple[str, str]:

@@ -119,5 +119,10 @@ def _is_read_by_activation(node: Node, alone: Mapping[Value, Node]) -> bool:
         others = [each.node for each in reader.inputs if each is not value]
         return all(isinstance(o.op, Elementwise) and len(o.inputs) == 1 for o in others)
     behind = alone.get(reader.outputs[0])
-    gates = behind is not None and behind.op.name == "multiply"
-    return len(reader.inputs) == 1 and reader.op.name != "cast" and not gates
+    if len(reader.inputs) != 1 or reader.op.name == "cast":
+        return False
+    if behind is None or behind.op.name != "multiply":
+        return True
+    # A gate: one kernel has both products, if they are of the same rows.
+    others = [each.node for each in behind.inputs if each is not reader.outputs[0]]
+    return all(suits(o) and o.inputs[0] is node.inputs[0] and _is_large(o) for o in others)

@@ -240,7 +240,7 @@ class _Layer:
     def _call(
         self, title: str, build: KernelBuilder, kernel: FewRowsMatmul, result: LoweredBuffer
     ) -> None:
-        products = 1 if kernel.beside is None else 2
+        products = len(kernel.rights)
         flops = 2 * products * prod(result.type.shape) * kernel.depth
         self._lowering.helper_call(self._root, title, build, kernel, flops)
 

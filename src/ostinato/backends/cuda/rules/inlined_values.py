@@ -182,7 +182,8 @@ def _joined(call: Call, reader: Call) -> Call | None:
     apart = _apart(_data_symbols(writer), _data_symbols(kernel))
     inner = _Moving(places, apart, lambda n: buffers.index(call.buffers[n]))
     value = inner.scalar(store.value)
-    rewriter = _Computing(loads[0], value, lambda n: buffers.index(reader.buffers[n]))
+    known = {loads[0]: value}
+    rewriter = Rewriter(buffer=lambda n: buffers.index(reader.buffers[n]), scalars=known)
     statements = tuple(map(rewriter.statement, kernel.stages[0].statements))
     reads, writes = {*reader.reads(), *call.reads()}, {*reader.writes()}
     args = tuple(Arg(b.type.dtype, b in reads, b in writes) for b in buffers)
@@ -230,20 +231,6 @@ class _Moving(Rewriter):
             known = Binding(self._symbols[binding.symbol], self.scalar(binding.value))
             self._bindings[binding] = known
         return known
-
-
-class _Computing(Rewriter):
-    """Puts a value in the place of a load.
-
-    Args:
-        load: the load.
-        value: the value, rewritten already.
-        buffer: what buffer numbers become.
-    """
-
-    def __init__(self, load: Load, value: Scalar, buffer: Callable[[int], int]) -> None:
-        super().__init__(buffer=buffer)
-        self._scalars[load] = value
 
 
 def _is_elementwise(kernel: object) -> bool:

@@ -91,14 +91,12 @@ class LibrarySettings:
         timed: time a few algorithms for each product.
         float8: multiply 8-bit floats.
         row_scales: scale these by rows and columns, too.
-        spares_large: leave large products that have an activation to the device's own kernels.
     """
 
     tf32: bool = False
     timed: bool = True
     float8: bool = False
     row_scales: bool = False
-    spares_large: bool = False
 
 
 class Operand(NamedTuple):

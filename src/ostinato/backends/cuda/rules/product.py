@@ -29,16 +29,29 @@ class Matmul(MatmulKernel, CudaKernel):
     Attributes:
         fixed_right: whether the right operand, and all sizes, are the same in all runs: it may be
             read while the kernels in front still run.
+        beside: the element of a second right operand, whose sum is ``Accumulator`` 1.
     """
 
     fixed_right: bool = False
+    beside: Scalar | None = None
 
     prefix: ClassVar[str] = "matmul"
 
     def describe(self, text: KernelText) -> None:
         super().describe(text)
+        if self.beside is not None:
+            text.named("beside", [self.beside])
         if self.fixed_right:
-            text.line(1, "b is fixed")
+            text.line(1, "the right operands are fixed" if self.beside else "b is fixed")
+
+    @property
+    def rights(self) -> tuple[Scalar, ...]:
+        """The right operands: by number of an ``Accumulator``, what its sum is with."""
+        return (self.b,) if self.beside is None else (self.b, self.beside)
+
+    @property
+    def operands(self) -> tuple[Scalar, ...]:
+        return (self.a, *self.rights)
 
     @property
     def weight_bits(self) -> int:
@@ -50,35 +63,26 @@ class Matmul(MatmulKernel, CudaKernel):
 
     def rewritten(self, change: Callable[[Scalar], Scalar]) -> Matmul:
         """The same with changed operands."""
-        return replace(self, a=change(self.a), b=change(self.b))
+        made = replace(self, a=change(self.a), b=change(self.b))
+        return made if self.beside is None else replace(made, beside=change(self.beside))
 
 
 @dataclass(frozen=True, eq=False)
 class FewRowsProduct(Matmul):
     """A few rows by a matrix that is read once, straight from memory into registers.
 
+    Of two right operands, both have their columns as rows of memory: see
+    :mod:`ostinato.backends.cuda.render.single_rows`.
+
     Attributes:
-        beside: the element of a second right operand, whose sum is ``Accumulator`` 1; both have
-            their columns as rows of memory: see :mod:`ostinato.backends.cuda.render.single_rows`.
         complete: whether the right operands, and what chooses them, are complete before the kernel
             in front of this one has started.
     """
 
-    beside: Scalar | None = None
     complete: bool = False
-
-    @property
-    def operands(self) -> tuple[Scalar, ...]:
-        return (self.a, self.b) if self.beside is None else (self.a, self.b, self.beside)
-
-    def rewritten(self, change: Callable[[Scalar], Scalar]) -> Matmul:
-        made = super().rewritten(change)
-        return made if self.beside is None else replace(made, beside=change(self.beside))
 
     def describe(self, text: KernelText) -> None:
         super().describe(text)
-        if self.beside is not None:
-            text.named("beside", [self.beside])
         if self.complete:
             text.line(1, "the right operand is complete early")
 
@@ -119,4 +123,4 @@ class BlockwiseProduct(Matmul):
 
     @property
     def operands(self) -> tuple[Scalar, ...]:
-        return (self.a, self.b, self.a_scale, self.b_scale)
+        return (*super().operands, self.a_scale, self.b_scale)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         expert_rules,
         library,
         paged_attention,
+        paired_products,
         recurrent,
         scaled_products,
         segments,
@@ -65,6 +66,7 @@ else:
     expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
     library = LazyModule("ostinato.backends.cuda.rules.library")
     paged_attention = LazyModule("ostinato.backends.cuda.rules.paged_attention")
+    paired_products = LazyModule("ostinato.backends.cuda.rules.paired_products")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     scaled_products = LazyModule("ostinato.backends.cuda.rules.scaled_products")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
@@ -93,6 +95,8 @@ class CudaLowering:
         layers: loop over the code of a segment's parts that repeat.
         join: let a segment's short parts be one where they do not wait for each other.
         split_reductions: reduce many elements to few results by two kernels.
+        bulk_tiles: whether the device's own kernels copy the operands of large products in bulk:
+            such products have their activations, and may be two at once.
         rounds: let attention of many rows to bfloat16 round these to bfloat16.
         library: the use of a library for large products; ``None``: none.
         experts: params whose experts do not all stay on the device.
@@ -109,6 +113,7 @@ class CudaLowering:
     layers: bool = True
     join: bool = True
     split_reductions: bool = True
+    bulk_tiles: bool = False
     rounds: bool = False
     library: LibrarySettings | None = None
     experts: ExpertStore | None = None
@@ -151,8 +156,10 @@ def lower_for_cuda(
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
     prepare = _by_params(prepare)
     called = with_origins(layers.called, replace(program, calls=calls))
+    kept = _needed(program)
+    if settings.bulk_tiles and settings.shared.fusion.products:
+        calls = paired_products.with_pairs(calls, kept)
     if settings.segments:
-        kept = _needed(program)
         found = segments.SegmentSettings(
             settings.stream_weights,
             settings.exchange,
@@ -217,7 +224,7 @@ def _with_library(
     fuses = settings.shared.fusion.epilogue
     spared: Collection[Node] = ()
     if fuses:
-        spared = activated.best_activated(graph, live_nodes(graph), large=used.spares_large)
+        spared = activated.best_activated(graph, live_nodes(graph), large=settings.bulk_tiles)
     products = library.LibraryRules(used, otherwise, spared)
     rules = {**table.rules, **dict.fromkeys(library.MATMULS, products.matmul)}
     if used.float8 and columns is not None:
