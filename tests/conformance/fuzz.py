@@ -427,6 +427,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
     {"epilogue_fusion": False},
     {"rowwise_fusion": False},
     {"product_fusion": False},
+    {"joint_weights": False},
     {"target": "avx2"},
     {"target": "sse2"},
 )

@@ -60,6 +60,7 @@ OPTIONS = [
     {"epilogue_fusion": False},
     {"rowwise_fusion": False},
     {"product_fusion": False},
+    {"joint_weights": False},
     {"disabled_passes": frozenset({"algebraic", "recover_gelu"})},
     {"verify": True},
     {"target": "sse2"},

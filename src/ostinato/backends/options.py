@@ -20,6 +20,8 @@ class CompileOptions:
         epilogue_fusion: join elementwise nodes with the matmul or convolution before them.
         rowwise_fusion: join reductions along rows with the ops around them.
         product_fusion: fuse matmuls that share their left operand (Q/K/V, gate/up) into one kernel.
+        joint_weights: on GPUs, keep a copy of the weights of such matmuls side by side, so that
+            cuBLASLt makes one product of them.
         channels_last: store images with their channels last within a graph where that is faster.
         winograd: compute 3x3 float32 convolutions with fewer multiplications where that is faster;
             results differ by rounding (see the page on convolutions).
@@ -92,6 +94,7 @@ class CompileOptions:
     epilogue_fusion: bool = True
     rowwise_fusion: bool = True
     product_fusion: bool = True
+    joint_weights: bool = True
     channels_last: bool = True
     winograd: bool = True
     in_place: bool = True

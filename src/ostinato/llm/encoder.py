@@ -87,7 +87,7 @@ class Encoder:
         chosen = self._options
         if self._known_sizes:
             # Weights of several matmuls side by side would be a copy of them for some sizes.
-            chosen = replace(chosen, specialize="always", product_fusion=False)
+            chosen = replace(chosen, specialize="always", joint_weights=False)
         self._compiled = self._session.compile(self._graph(), options=chosen)
         if self._known_sizes:
             self._compiled.warm({"rows": _PANEL, "texts": 1, "length": _PANEL})

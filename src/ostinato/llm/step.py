@@ -143,7 +143,7 @@ class StepGraph:
         chosen = model_options(session, options)
         if known:
             # Weights of several matmuls side by side would be a copy of them for large steps.
-            chosen = replace(chosen, specialize="always", product_fusion=False)
+            chosen = replace(chosen, specialize="always", joint_weights=False)
         compiled = session.compile(
             graph,
             options=chosen,

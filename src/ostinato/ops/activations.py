@@ -180,8 +180,7 @@ class Silu(Activation):
     cost = 5
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
-        (x,) = operands
-        return x / (1.0 + xp.exp(-x))
+        return xp.silu(operands[0])
 
 
 class HardSwish(Activation):

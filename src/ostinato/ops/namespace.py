@@ -95,6 +95,10 @@ class NumpyNamespace:
         return 0.5 * np.asarray(_ERFC(scaled)).astype(np.float64)
 
     @staticmethod
+    def silu(x: Any) -> Any:
+        return x / (1.0 + np.exp(-x))
+
+    @staticmethod
     def rsqrt(x: Any) -> Any:
         return 1.0 / np.sqrt(x)
 

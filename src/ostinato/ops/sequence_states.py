@@ -310,7 +310,7 @@ class CausalConvWithState(SequenceStateOp):
 
 def convolved(xp: Any, y: Any, activation: str) -> Any:
     """The result of a causal convolution's sum, an elementwise rule."""
-    return y / (1.0 + xp.exp(-y)) if activation == "silu" else y
+    return xp.silu(y) if activation == "silu" else y
 
 
 def _begun(xp: Any, state: Any, position: Any) -> Any:

@@ -68,6 +68,10 @@ class ArrayNamespace(ABC):
     def asarray(self, x: Any, dtype: DType | None = None) -> Any:
         """An array, or a number as an array."""
 
+    def silu(self, x: Any) -> Any:
+        """``x`` times its logistic function."""
+        return x / (1.0 + self.exp(-x))
+
     def to(self, x: Any, dtype: DType) -> Any:
         """``x`` as an array of ``dtype``; floats are rounded, integers wrap."""
         array = self.asarray(x)

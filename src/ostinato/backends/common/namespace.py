@@ -189,6 +189,10 @@ class ElementNamespace(ABC, Generic[E]):
     def square(self, x: E) -> E:
         return x * x
 
+    def silu(self, x: E) -> E:
+        """``x`` times its logistic function."""
+        return x / (1.0 + self.exp(-x))
+
     def rsqrt(self, x: E) -> E:
         return 1.0 / self.sqrt(x)
 

@@ -66,6 +66,7 @@ def lowering_options(
         options.time_products,
         float8=capability >= _FLOAT8,
         row_scales=capability == _ROW_SCALES,
+        joint=options.joint_weights,
     )
     return CudaLowering(
         shared,

@@ -165,6 +165,7 @@ FUNCTIONS: dict[str, tuple[float, float, float]] = {
     "sinh": (-88.0, 88.0, 3.0),
     "erf": (-4.0, 4.0, 2.0),
     "normal_cdf": (-13.0, 6.0, 4.0),
+    "silu": (-80.0, 100.0, 3.0),
     "atanh": (-0.999, 0.999, 3.0),
     "sqrt": (0.0, 1e38, 0.51),
 }
@@ -183,12 +184,18 @@ def test_functions_of_float32_are_accurate() -> None:
         assert error.max() <= allowed, f"{name}({x[error.argmax()]}): {error.max()} units off"
 
 
-def test_the_short_normal_cdf_is_accurate_enough_for_16_bits() -> None:
-    x = np.random.default_rng(11).uniform(-13.0, 6.0, 4_000).astype(np.float32)
-    found = run({"k": ("ost::short_normal_cdf(x0)", FLOAT32)}, (FLOAT32, x))["k"]
-    exact = _exact("normal_cdf", x.astype(np.float64))
-    error = np.abs(found - exact) / exact
-    assert error.max() <= 2e-5, f"{x[error.argmax()]}: {error.max()}"
+@pytest.mark.parametrize(
+    ("name", "low", "allowed"), [("normal_cdf", -13, 2e-5), ("silu", -87, 8e-6)]
+)
+def test_short_functions_are_accurate_enough_for_16_bits(
+    name: str, low: float, allowed: float
+) -> None:
+    x = np.random.default_rng(11).uniform(low, 6.0, 4_000).astype(np.float32)
+    x = np.append(x, np.float32([-1e-30, 1e-30, -1e-36, 90.0, 3e38]))
+    found = run({"k": (f"ost::short_{name}(x0)", FLOAT32)}, (FLOAT32, x))["k"]
+    exact = _exact(name, x.astype(np.float64))
+    error = np.abs(found - exact) / np.abs(exact)
+    assert error.max() <= allowed, f"{x[error.argmax()]}: {error.max()}"
 
 
 def _exact(name: str, x: Array) -> Array:

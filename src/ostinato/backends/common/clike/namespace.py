@@ -25,6 +25,9 @@ __all__ = ["CNamespace"]
 _MULTIPLIED_UP_TO = 4
 """Integral exponents of floats this small are products, which round at most twice."""
 
+#: Functions for which a shorter computation is enough where results have 16 bits.
+_SHORT = frozenset({"normal_cdf", "silu"})
+
 
 class CNamespace(ElementNamespace[CValue]):
     """``xp`` over values in local variables, by functions of the dialect's library."""
@@ -40,8 +43,8 @@ class CNamespace(ElementNamespace[CValue]):
         return y.of(x)
 
     def mathematics(self, name: str, x: CValue) -> CValue:
-        if name == "normal_cdf" and x.dtype.itemsize == 2:
-            name = "short_normal_cdf"  # a shorter computation is enough for 16 bits
+        if name in _SHORT and x.dtype.itemsize == 2:
+            name = f"short_{name}"
         return function(name, x)
 
     def rounded(self, name: str, x: CValue) -> CValue:
@@ -64,6 +67,9 @@ class CNamespace(ElementNamespace[CValue]):
             return function("power", base, exponent)
         special = None if isinstance(y, CValue) else _power_by_constant(base, float(y))
         return function("float_power", base, exponent) if special is None else special
+
+    def silu(self, x: CValue) -> CValue:
+        return self.mathematics("silu", as_float(x))
 
     def reciprocal(self, x: CValue) -> CValue:
         if x.dtype.is_integer:

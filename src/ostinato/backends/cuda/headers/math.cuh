@@ -88,4 +88,34 @@ inline float short_normal_cdf(float x) {
     return x > 0.0f ? 1.0f - tail : tail;
 }
 
+// x times its logistic function, 1 / (1 + exp(-x)). The power is that of -|x|, which cannot overflow,
+// and the reciprocal is of a number between 1 and 2.
+inline float silu(float x) {
+    const float power = ::expf(-::fabsf(x)), divisor = 1.0f + power;
+#ifdef __CUDA_ARCH__
+    float near;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(divisor));
+#else
+    const float near = 1.0f / divisor;
+#endif
+    const float reciprocal = ::fmaf(near, ::fmaf(-divisor, near, 1.0f), near);
+    return (x > 0.0f ? x : x * power) * reciprocal;
+}
+
+inline double silu(double x) { return x / (1.0 + ::exp(-x)); }
+
+// The same within 8e-6 of itself, for results that are rounded to 16 bits. As in `short_normal_cdf`,
+// the power is 2^24 times as large.
+inline float short_silu(float x) {
+    const float exponent = ::fmaf(::fabsf(x), -1.4426950f, 24.0f);
+#ifdef __CUDA_ARCH__
+    float power, near;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(::fmaf(power, 0x1p-24f, 1.0f)));
+#else
+    const float power = ::exp2f(exponent), near = 1.0f / ::fmaf(power, 0x1p-24f, 1.0f);
+#endif
+    return (x > 0.0f ? x : x * power * 0x1p-24f) * near;
+}
+
 }  // namespace ost

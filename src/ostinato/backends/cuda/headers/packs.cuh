@@ -64,4 +64,22 @@ inline void load_row(pack<T, Count> (&row)[Packs], const T* from, int first, boo
             row[i] = pack<T, Count>::load(from + i * Step);
 }
 
+// Exchanges words of four lanes that follow each other: the one with the number j gets of each lane
+// what that has at j. All lanes of a warp call it.
+inline void exchange_words(unsigned (&words)[4]) {
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const unsigned given = __shfl_xor_sync(0xFFFFFFFFu, odd ? words[i] : words[i + 1], 1);
+        words[i] = odd ? given : words[i];
+        words[i + 1] = odd ? words[i + 1] : given;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const unsigned given = __shfl_xor_sync(0xFFFFFFFFu, high ? words[i] : words[i + 2], 2);
+        words[i] = high ? given : words[i];
+        words[i + 2] = high ? words[i + 2] : given;
+    }
+}
+
 }  // namespace ost

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from ostinato.backends.cuda.abi import Launch, TensorMap
 from ostinato.backends.cuda.render.frame import body_of
 from ostinato.backends.cuda.render.group_tiles import PRODUCTS, GroupTile
+from ostinato.backends.cuda.render.packed_stores import packed_values, varies_by_element
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.render.tensor_tiles import CHUNK, SLICE, Renderer, chunks_along
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
@@ -23,7 +24,7 @@ from ostinato.records import replace
 from ostinato.variables import coefficient
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ostinato.backends.cuda.render.tensor_tiles import Tile
     from ostinato.backends.cuda.rules.product import Matmul
@@ -129,8 +130,6 @@ $begin
     }
     ost::take_registers<$multiplying>();
 $wait
-    float* const finished =
-        (float*)(ring + $stages * $stage) + (group * 4 + warp) * $part_rows * $finished_pitch;
     auto release = [&](ost::phased_barrier* barrier) {
         __syncwarp();
         if (lane == 0)
@@ -158,6 +157,15 @@ $wait
         int tile_row, tile_column;
         start_of(tile, tile_row, tile_column);
         const int first_row = tile_row + group * 64 + warp * 16;
+$store
+    }
+"""
+)
+
+#: Stores the sums by way of shared memory: a thread's elements are neighbours.
+_BY_MEMORY = Template("""\
+        float* const finished =
+            (float*)(ring + $stages * $stage) + (group * 4 + warp) * $part_rows * $finished_pitch;
 #pragma unroll 1
         for (int part = 0; part < $result_tiles; part += $part_tiles) {
             __syncwarp();
@@ -178,10 +186,47 @@ $wait
             __syncwarp();
             const int first_column = tile_column + part * 8;
 $finish
-        }
-    }
-"""
-)
+        }""")
+
+#: Stores results of 16 bits by way of the other lanes that have parts of these rows.
+# A block's only tile is stored by a loop: code that runs once is read from far.
+_BY_LANES = Template("""\
+#pragma unroll $unroll
+        for (int part = 0; part < $result_tiles; part += 4) {
+            float taken[$rights][4][4];
+#pragma unroll
+            for (int tile = 0; tile < $tiles; tile++) {
+                const int right = tile / $result_tiles, place = tile % $result_tiles;
+                if (place / 4 != part / 4)
+                    continue;
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    taken[right][place % 4][e] = sums[0][0][tile][e];
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const $index row = ($index)first_row + lane / 4 + half * 8;
+                unsigned words[4];
+#pragma unroll
+                for (int tile = 0; tile < 4; tile++) {
+                    const $index column =
+                        ($index)tile_column + (part + tile) * 8 + lane % 4 * 2;
+                    [[maybe_unused]] const $index m = row < ($index)rows ? row : 0;
+                    [[maybe_unused]] const $index n = column < ($index)columns ? column : 0;
+$totals
+$values
+                }
+                ost::exchange_words(words);
+                const $index m = row, n = ($index)tile_column + (part + lane % 4) * 8;
+                if (m < ($index)rows && n < ($index)columns) {
+$place
+                }
+            }
+        }""")
+_PAIR_OF_SUMS = Template("""\
+                    const ost::pack<float, 2> total$right = {
+                        {taken[$right][tile][half * 2], taken[$right][tile][half * 2 + 1]}
+                    };""")
 
 #: Copies of a right operand: stored by columns, and stored by rows.
 _BY_COLUMNS = Template("""\
@@ -193,8 +238,8 @@ _BY_ROWS = Template("""\
                 for (int i = 0; i < $tile_columns / ost::panel; i++)
                     ost::copy_tensor(
                         right + ($right * $tile_columns + i * ost::panel) * $slice,
-                        maps.of + 1 + $right, first_column / 2 + i * $line_words, number * $slice, 0,
-                        arrived + slot, policy
+                        maps.of + 1 + $right, first_column / 2 + i * $line_words,
+                        number * $slice, 0, arrived + slot, policy
                     );""")
 
 #: Waits for the kernels in front; what none of them writes is on its way before.
@@ -300,7 +345,14 @@ class _Renderer(Renderer):
 
     def bytes_of(self, stages: int) -> int:
         parts = self.tile.threads // 32 * _PART_ROWS * _PART_PITCH
-        return stages * self.stage * 2 + 4 * parts
+        return stages * self.stage * 2 + (0 if self.stores_by_lanes else 4 * parts)
+
+    @property
+    def stores_by_lanes(self) -> bool:
+        """Whether results are neighbours of 16 bits that need no elements beside the sums."""
+        results = self.results
+        halves = [results.dtypes[store.buffer].itemsize for store in results.stores] == [2]
+        return halves and self.lanes == CHUNK and not varies_by_element(results, self.matmul.m)
 
     def launch(self) -> Launch:
         return Launch(
@@ -331,18 +383,51 @@ class _Renderer(Renderer):
             "part_rows": _PART_ROWS,
             "wait": wait,
         }
-        names = {matmul.m: "m", matmul.n: "n"}
         copies = (copy.substitute(values, right=number) for number in range(len(matmul.rights)))
         text = _BODY.substitute(
             values,
             begin=Template(_EARLY).substitute(values) if waits else "",
             copy_right="\n".join(copies),
-            finish=self.finish_part(names, _PART_ROWS, self.part_columns, 32, "lane"),
+            store=self.store_by_lanes(values)
+            if self.stores_by_lanes
+            else self.store_by_memory(values),
         )
         threads = tile.threads + _GROUP
         body = body_of(matmul, text, matmul_sizes(matmul), threads, early=early and not waits)
         headers = '#include "tensor_maps.cuh"\n#include "warpgroups.cuh"\n'
         return replace(body, includes=body.includes + headers, maps=self.maps).kernel(matmul.name)
+
+    def store_by_memory(self, values: Mapping[str, object]) -> str:
+        """See :data:`_BY_MEMORY`."""
+        finish = self.finish_part(self.names, _PART_ROWS, self.part_columns, 32, "lane")
+        return _BY_MEMORY.substitute(values, finish=finish)
+
+    def store_by_lanes(self, values: Mapping[str, object]) -> str:
+        """See :data:`_BY_LANES`."""
+        rights, names, (store,) = len(self.matmul.rights), self.names, self.results.stores
+        point = self.frame.point(5, names)
+        totals = (f"total{number}" for number in range(rights))
+        (pack,) = packed_values(point, self.results, 2, *totals)
+        point.writer.line(f"words[tile] = ost::bits_as<unsigned>({pack});")
+        place = self.frame.point(5, names)
+        to = f"(unsigned*)(b{store.buffer} + {place.index(store.index)})"
+        place.writer.line(
+            f"ost::pack<unsigned, 4>{{words[0], words[1], words[2], words[3]}}.store({to});"
+        )
+        return _BY_LANES.substitute(
+            values,
+            rights=rights,
+            unroll="" if self.blocks > self.target.multiprocessors else 1,
+            index=self.index_type,
+            totals="\n".join(_PAIR_OF_SUMS.substitute(values, right=n) for n in range(rights)),
+            values=point.text,
+            place=place.text,
+        )
+
+    @property
+    def names(self) -> dict[Symbol, str]:
+        """The variables that have the values of axes."""
+        return {self.matmul.m: "m", self.matmul.n: "n"}
 
 
 class _Matrix(NamedTuple):

@@ -10,16 +10,17 @@ from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.packs import widest_pack
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Accumulator, Stage
+from ostinato.variables import symbols
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ostinato.backends.cuda.render.frame import Frame
+    from ostinato.backends.cuda.render.frame import Frame, Point
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.nodes import Arg, Store
     from ostinato.variables import Symbol
 
-__all__ = ["Results", "packed_stores", "store_lanes"]
+__all__ = ["Results", "packed_stores", "packed_values", "store_lanes", "varies_by_element"]
 
 
 class Results(NamedTuple):
@@ -69,6 +70,19 @@ def packed_stores(
         totals: the packs that have the sums, by number.
     """
     point = frame.point(depth, names)
+    packs = packed_values(point, results, lanes, *totals)
+    for store, name in zip(results.stores, packs, strict=True):
+        point.writer.line(f"{name}.store(b{store.buffer} + {point.index(store.index)});")
+    return point.text
+
+
+def packed_values(point: Point, results: Results, lanes: int, *totals: str) -> list[str]:
+    """Write statements that compute results of ``lanes`` columns: the packs, by store.
+
+    Args:
+        point: where they stand, at the first of the columns.
+        results, lanes, totals: see :func:`packed_stores`.
+    """
     writer, scalars, dialect = point.writer, point.scalars, point.scalars.code.dialect
     dtypes, column = results.dtypes, point.scope.symbols[results.column]
     stores = results.stores
@@ -104,9 +118,13 @@ def packed_stores(
             dtype = dtypes[store.buffer]
             value = scalars.value(store.value, inside).astype(dtype)
             writer.line(f"{name}.at[{lane}] = {dialect.to_memory(value.text, dtype)};")
-    for store, name in zip(stores, stored, strict=True):
-        writer.line(f"{name}.store(b{store.buffer} + {point.index(store.index)});")
-    return point.text
+    return stored
+
+
+def varies_by_element(results: Results, row: Symbol) -> bool:
+    """Whether what results read is other for each row and column, or may be."""
+    along = loads_along(results.stores, results.column, _dependences(results.stores))
+    return along is None or any(row in symbols(load.index) for load in along)
 
 
 def _dependences(stores: Sequence[Store]) -> Dependences:

@@ -530,14 +530,13 @@ class Renderer:
             thread: the number of a thread among them.
         """
         matmul, frame = self.matmul, self.frame
-        places = (max_extent(axis) + _PAST for axis in (matmul.m, matmul.n))
         values: dict[str, object] = {
             "tile_rows": rows,
             "tile_columns": columns,
             "threads": threads,
             "thread": thread,
             "finished_pitch": self.finished_pitch,
-            "index": "long long" if max(places) >= _INT32 else "int",
+            "index": self.index_type,
         }
         totals = [f"total{number}" for number in range(len(matmul.rights))]
         template = _SINGLE_TOTAL if self.lanes == 1 else _PACKED_TOTAL
@@ -557,6 +556,12 @@ class Renderer:
             store_column=store_column,
             store=frame.stores(matmul.stores, matmul.acc, 4, names, *totals),
         )
+
+    @property
+    def index_type(self) -> str:
+        """The type of rows and columns of the result."""
+        places = (max_extent(axis) + _PAST for axis in (self.matmul.m, self.matmul.n))
+        return "long long" if max(places) >= _INT32 else "int"
 
     def _operand(self, right: bool, names: Mapping[Symbol, str]) -> tuple[str, str]:
         """Statements that find where chunks come from, and that load a slice of an operand.

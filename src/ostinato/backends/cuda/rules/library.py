@@ -91,12 +91,14 @@ class LibrarySettings:
         timed: time a few algorithms for each product.
         float8: multiply 8-bit floats.
         row_scales: scale these by rows and columns, too.
+        joint: multiply the same rows by copies of several weights side by side.
     """
 
     tf32: bool = False
     timed: bool = True
     float8: bool = False
     row_scales: bool = False
+    joint: bool = True
 
 
 class Operand(NamedTuple):

@@ -233,7 +233,7 @@ def _with_library(
     return replace(
         table,
         rules=rules,
-        multi_root=products.horizontally if settings.shared.in_place else None,
+        multi_root=products.horizontally if used.joint and settings.shared.in_place else None,
         by_library=lambda node: products.takes(node) or scaled_products.suits_scaled(node, used),
         library_epilogue=library.adds_bias,
     )

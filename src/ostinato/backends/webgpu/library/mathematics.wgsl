@@ -331,6 +331,10 @@ fn normal_cdf_f32(x: f32) -> f32 {
 
 fn short_normal_cdf_f32(x: f32) -> f32 { return normal_cdf_f32(x); }
 
+fn silu_f32(x: f32) -> f32 { return divided(x, 1.0 + exp_f32(-x)); }
+
+fn short_silu_f32(x: f32) -> f32 { return silu_f32(x); }
+
 // Powers ------------------------------------------------------------------------------------------
 
 fn sqrt_f32(x: f32) -> f32 {
