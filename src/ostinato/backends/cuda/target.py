@@ -46,7 +46,7 @@ class CudaTarget:
     early_starts: bool = True
     tiled_transposes: bool = True
     warp_groups: bool = True
-    bulk_tiles: bool = False
+    bulk_tiles: bool = True
     fragments: bool = True
     divided_features: bool = True
     kept_rows: bool = True

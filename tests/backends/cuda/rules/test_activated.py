@@ -22,14 +22,21 @@ from tests.conformance.compare import check_against_oracle
 from tests.devices.registered import open_session
 
 
-def network(rows: int, *, bias: bool = True, dtype: str = "float16", output: bool = False):
+def network(
+    rows: int,
+    *,
+    bias: bool = True,
+    dtype: str = "float16",
+    output: bool = False,
+    activation: str = "gelu",
+) -> ost.Graph:
     """Two products, an activation between them."""
     g = ost.Graph("network")
     x = g.input("x", (rows, 768), dtype)
     up = g.matmul(x, g.param("up", (768, 3072), dtype))
     if bias:
         up = g.add(up, g.param("bias", (3072,), dtype))
-    inner = g.gelu(up)
+    inner = getattr(g, activation)(up)
     g.set_outputs([g.matmul(inner, g.param("down", (3072, 768), dtype)), *[up] * output])
     return g
 
@@ -63,17 +70,36 @@ def test_products_that_stay_with_the_library(rows: int, dtype: str, output: bool
     assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, False, True]
 
 
-def gated(dtype: str, *, wide: bool = False) -> ost.Graph:
+def gated(
+    dtype: str,
+    *,
+    wide: bool = False,
+    activation: str = "silu",
+    same: bool = True,
+    bias: bool = False,
+) -> ost.Graph:
     """Two products of the same rows, one times what an activation makes of the other."""
     g = ost.Graph("gated")
     product = g.widening_matmul if wide else g.matmul
-    x = g.input("x", (2048, 512), dtype)
-    gate, up = (product(x, g.param(name, (512, 1024), dtype)) for name in ("gate", "up"))
-    g.set_outputs([product(g.cast(g.silu(gate) * up, dtype), g.param("down", (1024, 512), dtype))])
+    x, y = (g.input(name, (2048, 512), dtype) for name in "xy")
+    gate = product(x, g.param("gate", (512, 1024), dtype))
+    if bias:
+        gate = gate + g.param("bias", (1024,), dtype)
+    up = product(x if same else y, g.param("up", (512, 1024), dtype))
+    inner = g.cast(getattr(g, activation)(gate) * up, dtype)
+    g.set_outputs([product(inner, g.param("down", (1024, 512), dtype))])
     return g
 
 
-@pytest.mark.parametrize("graph", [network(1024), gated("float16"), gated("bfloat16", wide=True)])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        network(1024, activation="relu"),
+        gated("float16"),
+        gated("float16", activation="gelu", bias=True),
+        gated("bfloat16", wide=True),
+    ],
+)
 def test_an_activation_joins_a_large_product_whose_operands_are_copied_in_bulk(
     graph: ost.Graph,
 ) -> None:
@@ -90,8 +116,24 @@ def test_an_activation_joins_a_large_product_whose_operands_are_copied_in_bulk(
     ids=["few tiles", "float32", "needed"],
 )
 def test_large_products_that_stay_with_the_library(rows: int, dtype: str, output: bool) -> None:
-    found = kernels(network(rows, dtype=dtype, output=output), bulk_tiles=True)
+    graph = network(rows, dtype=dtype, output=output, activation="relu")
+    found = kernels(graph, bulk_tiles=True)
     assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, False, True]
+
+
+def test_an_activation_that_takes_long_is_a_kernel_of_its_own() -> None:
+    found = kernels(network(1024), bulk_tiles=True)
+    assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("graph", "products"),
+    [(gated("float16", same=False), True), (gated("float16"), False)],
+    ids=["other rows", "switched off"],
+)
+def test_products_that_are_no_pair(graph: ost.Graph, products: bool) -> None:
+    found = kernels(graph, bulk_tiles=True, product_fusion=products)
+    assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, True, False, True]
 
 
 def test_without_epilogues_products_are_alone() -> None:

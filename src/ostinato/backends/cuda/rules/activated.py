@@ -2,7 +2,7 @@
 
 A library multiplies faster, but takes no activation: that is a kernel of its own, which costs more
 than a small product gains by the library. So it does for large products where the device's kernels
-are nearly as fast as the library.
+are as fast as the library.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.rules.library import adds_bias, suits
+from ostinato.backends.cuda.rules.library import MATMULS, adds_bias, suits
 from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.lower.rules.matmul_spec import matmul_spec
 from ostinato.ops.base import Elementwise
@@ -29,17 +29,23 @@ _MOST_OPERATIONS = 700_000_000
 #: products of a sum, at least.
 _LARGE, _DEEP = 92 * 128 * 128, 256
 
+#: Activations that take a large product's kernel as long as one of their own.
+_LONG = frozenset({"gelu"})
+
 #: Sizes of large products are multiples of this many elements: 16 bytes.
 _GRAIN = 8
 
 
-def best_activated(graph: BaseGraph, nodes: Sequence[Node], *, large: bool) -> frozenset[Node]:
+def best_activated(
+    graph: BaseGraph, nodes: Sequence[Node], *, large: bool = False, pairs: bool = False
+) -> frozenset[Node]:
     """The matmuls that a library could compute and that are best computed with their activation.
 
     Args:
         graph: theirs.
         nodes: all that are computed.
         large: whether large ones are among them.
+        pairs: whether a large one and the one that it gates are.
     """
     readers: dict[Value, list[Node]] = {}
     for node in nodes:
@@ -54,7 +60,7 @@ def best_activated(graph: BaseGraph, nodes: Sequence[Node], *, large: bool) -> f
         if suits(node)
         and (
             (_is_small(node) and _is_activated(node, alone, readers))
-            or (large and _is_large(node) and _is_read_by_activation(node, alone))
+            or (large and _is_large(node) and _is_joined(node, alone, pairs=pairs))
         )
     )
 
@@ -101,28 +107,47 @@ def _is_large(node: Node) -> bool:
     return enough and columns % _GRAIN == 0 and depth % _GRAIN == 0
 
 
-def _is_read_by_activation(node: Node, alone: Mapping[Value, Node]) -> bool:
-    """Whether an activation reads a matmul, with a bias or without, or a product with one does.
+def _is_joined(node: Node, alone: Mapping[Value, Node], *, pairs: bool) -> bool:
+    """Whether an activation joins a large matmul, or one kernel has that and the one it gates.
 
     Args:
         node: the matmul.
         alone: the readers of values that have no other one.
+        pairs: see :func:`best_activated`.
     """
     value = node.outputs[0]
     reader = alone.get(value)
     if reader is not None and adds_bias(node, reader):
         (value,) = reader.outputs
         reader = alone.get(value)
-    if reader is None or not isinstance(reader.op, Elementwise):
+    if reader is None:
         return False
-    if reader.op.name == "multiply":  # by what an activation makes of another matmul
-        others = [each.node for each in reader.inputs if each is not value]
-        return all(isinstance(o.op, Elementwise) and len(o.inputs) == 1 for o in others)
-    behind = alone.get(reader.outputs[0])
-    if len(reader.inputs) != 1 or reader.op.name == "cast":
+    if _is_activation(reader):
+        (value,) = reader.outputs
+        behind = alone.get(value)
+        if behind is None or behind.op.name != "multiply":
+            return reader.op.name not in _LONG
+        others = [each.node for each in behind.inputs if each is not value]
+    elif reader.op.name == "multiply":
+        activations = [each.node for each in reader.inputs if each is not value]
+        others = [each.inputs[0].node for each in activations if _is_activation(each)]
+    else:
         return False
-    if behind is None or behind.op.name != "multiply":
-        return True
-    # A gate: one kernel has both products, if they are of the same rows.
-    others = [each.node for each in behind.inputs if each is not reader.outputs[0]]
-    return all(suits(o) and o.inputs[0] is node.inputs[0] and _is_large(o) for o in others)
+    return pairs and len(others) == 1 and _is_alike(node, _without_bias(others[0]))
+
+
+def _is_activation(node: Node) -> bool:
+    """Whether a node is a function of one float."""
+    return isinstance(node.op, Elementwise) and len(node.inputs) == 1 and node.op.name != "cast"
+
+
+def _without_bias(node: Node) -> Node:
+    """The matmul to whose results a node adds a bias; else the node."""
+    found = [value.node for value in node.inputs if value.node.op.name in MATMULS]
+    return next((matmul for matmul in found if adds_bias(matmul, node)), node)
+
+
+def _is_alike(node: Node, other: Node) -> bool:
+    """Whether another node is a large matmul of the same rows by as many columns."""
+    same = suits(other) and other.inputs[0] is node.inputs[0] and _is_large(other)
+    return same and other.outputs[0].type == node.outputs[0].type

@@ -182,7 +182,7 @@ def _joined(call: Call, reader: Call) -> Call | None:
     apart = _apart(_data_symbols(writer), _data_symbols(kernel))
     inner = _Moving(places, apart, lambda n: buffers.index(call.buffers[n]))
     value = inner.scalar(store.value)
-    known = {loads[0]: value}
+    known: dict[Scalar, Scalar] = {loads[0]: value}
     rewriter = Rewriter(buffer=lambda n: buffers.index(reader.buffers[n]), scalars=known)
     statements = tuple(map(rewriter.statement, kernel.stages[0].statements))
     reads, writes = {*reader.reads(), *call.reads()}, {*reader.writes()}

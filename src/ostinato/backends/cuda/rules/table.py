@@ -224,7 +224,12 @@ def _with_library(
     fuses = settings.shared.fusion.epilogue
     spared: Collection[Node] = ()
     if fuses:
-        spared = activated.best_activated(graph, live_nodes(graph), large=settings.bulk_tiles)
+        spared = activated.best_activated(
+            graph,
+            live_nodes(graph),
+            large=settings.bulk_tiles,
+            pairs=settings.shared.fusion.products,
+        )
     products = library.LibraryRules(used, otherwise, spared)
     rules = {**table.rules, **dict.fromkeys(library.MATMULS, products.matmul)}
     if used.float8 and columns is not None:
