@@ -132,6 +132,31 @@ def test_groups(session: ost.Session, case: dict[str, Any]) -> None:
     check_rounded(compiled, g, arrays)
 
 
+@pytest.mark.parametrize("rounds", [True, False], ids=["groups", "tiles"])
+@pytest.mark.parametrize("heads", [(8, 1), (4, 1), (2, 2)], ids=str)
+def test_answers_in_front_of_prompts(
+    session: ost.Session, heads: tuple[int, int], rounds: bool
+) -> None:
+    """Rows of several sequences, one or a few of each, some without keys; then many of one."""
+    rows, sequences = 90, 12
+    size: dict[str, Any] = {"depth": (64, 64), "blocks": (30, 64), "table": (sequences, 2)}
+    g = attend(rows=rows, heads=heads, **size)
+    fits = in_groups if rounds else is_tiled
+    assert any(map(fits, kernels_of(g, rounds=rounds)))
+    compiled = session.compile(g, options=ost.CompileOptions(bfloat16_dots=rounds))
+    arrays = arrays_of(g, rows)
+    answers = [(0, 127), (1, 3), (2, -1), (3, 64), (3, 65), (3, 66), (4, 0), (5, 99), (0, 12)]
+    prompt = [(6, position) for position in range(30)] + [(7, p) for p in range(90, 120)]
+    padding = [(0, -1)] * (rows - len(answers) - len(prompt))
+    steps = (answers + prompt + padding, padding + prompt + answers, padding + answers[2:3])
+    for step in steps:
+        places = (step + padding * rows)[:rows]
+        arrays["sequence"], arrays["position"] = np.array(places, np.int32).T.copy()
+        checked = dict(arrays)
+        blank_unread(checked, None)
+        check_rounded(compiled, g, checked)
+
+
 def check_rounded(compiled: ost.CompiledGraph, g: ost.Graph, arrays: dict[str, Any]) -> None:
     rounded = {**arrays}
     for name, array in arrays.items():

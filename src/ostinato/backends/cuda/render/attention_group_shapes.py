@@ -100,11 +100,17 @@ class GroupShape:
         """Elements of a query in whole panels."""
         return -(-self.depth // PANEL) * PANEL
 
-    def launch(self, target: CudaTarget) -> Launch:
-        """As many blocks as stay, or fewer."""
+    def launch(self, target: CudaTarget, most: int | None = None) -> Launch:
+        """As many blocks as stay, or fewer.
+
+        Args:
+            target: the GPU.
+            most: the most items that there may be; ``None``: those of the sets.
+        """
         block = self.block
         elements = block.groups * self.query_tile + block.slots * self.slot
-        grid = max(1, min(self.sets, block.resident * target.multiprocessors))
+        items = self.sets if most is None else most
+        grid = max(1, min(items, block.resident * target.multiprocessors))
         early = target.starts_kernels_early
         return Launch(grid, self.threads, 2 * elements, programmatic=early)
 

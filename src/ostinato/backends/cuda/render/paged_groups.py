@@ -46,6 +46,7 @@ from ostinato.backends.cuda.render.paged_places import (
     query_text,
     sizes_of,
 )
+from ostinato.backends.cuda.render.paged_runs import most_items, runs_text
 from ostinato.backends.cuda.render.paged_scores import capped_text, exponent, sink_text
 from ostinato.dtypes import FLOAT32
 from ostinato.lower.loopir.nodes import max_extent
@@ -68,21 +69,20 @@ _FEW_ROWS = 16
 _BATCH = 8
 
 _BODY = Template(f"""\
-    // Rows of an item from one up to another, at neighbouring positions, whose keys begin and end
-    // there; whether no other rows of the item attend to any.
+    // Rows of a block from one up to another, at neighbouring positions, whose keys begin and end
+    // there; whether the item has no other ones, and the block none behind them.
     struct run {{
-        int first, next, least, high, last;
+        int first, next, least, high, last, ends;
     }};
     __shared__ run runs[$slots];
     if (threadIdx.x < $slots)
         runs[threadIdx.x] = {{}};
 {START}\
 $places
-    const int row_blocks = (int)((rows + $block_rows - 1) / $block_rows);
-    const int items = row_blocks * $shared_heads * $member_blocks;
-    // Later rows come first: they attend to most keys.
+$runs\
     auto first_row_of = [&](int item) {{
-        return (long long)(row_blocks - 1 - item / ($shared_heads * $member_blocks)) * $block_rows;
+        int which;
+        return (long long)block_of(item, which) * $block_rows;
     }};
     auto shared_of = [&](int item) {{ return item / $member_blocks % $shared_heads; }};
     auto member_of = [&](int item) {{ return item % $member_blocks * $members; }};
@@ -102,7 +102,7 @@ $places
                     next += ends == 0 ? 32 : __ffs((int)ends) - 1;
                 }}
                 const long long high = position + next - first, least = ost::maximum($begin, 0LL);
-                found = {{first, next, (int)least, (int)high, 0}};
+                found = {{first, next, (int)least, (int)high, 0, 0}};
                 if (high > 0)
                     return true;
             }}
@@ -113,21 +113,27 @@ $places
         const int value_line = threadIdx.x % 128 / $value_spread;
         const int value_place = threadIdx.x % $value_spread * $chunk;
         for (int round = 0, item; (item = item_of(round)) < items; round++) {{
-            const long long first_row = first_row_of(item), rest = rows - first_row;
+            int which;
+            const long long first_row = (long long)block_of(item, which) * $block_rows;
+            const long long rest = rows - first_row;
             const int there = rest < $block_rows ? (int)rest : $block_rows;
             const int shared = shared_of(item);
             run following;
             long long next_owner;
             bool found = find(first_row, there, 0, following, next_owner), behind = false;
+            for (int passed = 0; passed < which; passed++)
+                found = find(first_row, there, following.next, following, next_owner);
             do {{
                 // Where no row attends to a key, all have a tile that is empty.
                 const bool has_keys = found;
-                run own = {{0, 0, 0, 1, 1}};
+                run own = {{0, 0, 0, 1, 1, 1}};
                 const long long owner = has_keys ? next_owner : 0;
                 if (has_keys) {{
                     own = following;
                     found = find(first_row, there, own.next, following, next_owner);
-                    own.last = !found;
+                    own.ends = !found;
+                    own.last = !found || which >= 0;
+                    found = found && which < 0;
                 }}
                 const int low = own.least / $keys * $keys, high = has_keys ? own.high : 0;
                 long long next_blocks[$pages] = {{}};
@@ -240,7 +246,7 @@ $query
                 const int member = first_member + (warp * 16 + g + half * 8) % $members;
                 // Rows that attend to nothing are stored with those of the last run.
                 const bool ends =
-                    exist[half] && (positions[half] >= 0 || (last && own_positions[half] < 0));
+                    exist[half] && (positions[half] >= 0 || (own.ends && own_positions[half] < 0));
                 float weights = totals[half], scale = 1;
 $sink
                 const float factor = weights == 0 ? 1 : scale / weights;
@@ -292,7 +298,11 @@ def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
 
 def launch(kernel: PagedAttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: as many blocks as stay, or fewer."""
-    return _shape(kernel, target).launch(target)
+    shape = _shape(kernel, target)
+    return shape.launch(
+        target,
+        most_items(_block_rows(kernel, shape), max_extent(kernel.spec.row)) * _columns(kernel),
+    )
 
 
 def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
@@ -307,6 +317,7 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
     limits, holds = key_limits("place", "stop", 5, causal=True, window=spec.window)
     score = PLAIN.substitute(places, limits=limits, holds=holds)
     results = Results(kernel.args, [spec.store], spec.column, FLOAT32)
+    block_rows = _block_rows(kernel, shape)
     early = target.starts_kernels_early
     waits = early and not kernel.variables
     body = _BODY.substitute(
@@ -315,7 +326,8 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
         wait="    ost::wait_for_earlier_kernels();" if waits else "",
         places=places_text(kernel, frame),
         rows=_rows(kernel),
-        block_rows=shape.block.groups * _rows(kernel),
+        block_rows=block_rows,
+        runs=runs_text(block_rows, _columns(kernel)),
         stacked=_rows(kernel) * _members(kernel),
         members=_members(kernel),
         member_blocks=-(-spec.group // _members(kernel)),
@@ -389,12 +401,21 @@ def _rows(kernel: PagedAttentionKernel) -> int:
     return ROWS // _members(kernel)
 
 
+def _columns(kernel: PagedAttentionKernel) -> int:
+    """Blocks side by side for the heads of the same rows."""
+    return max_extent(kernel.spec.shared) * -(-kernel.spec.group // _members(kernel))
+
+
+def _block_rows(kernel: PagedAttentionKernel, shape: GroupShape) -> int:
+    """Rows of a block."""
+    return shape.block.groups * _rows(kernel)
+
+
 def _shape(kernel: PagedAttentionKernel, target: CudaTarget) -> GroupShape:
     """The shape of blocks."""
     spec = kernel.spec
-    heads = max_extent(spec.shared) * -(-spec.group // _members(kernel))
 
     def sets_of(groups: int) -> int:
-        return heads * -(-max_extent(spec.row) // (groups * _rows(kernel)))
+        return _columns(kernel) * -(-max_extent(spec.row) // (groups * _rows(kernel)))
 
     return GroupShape.of(max_extent(spec.depth), max_extent(spec.column), sets_of, target)

@@ -25,6 +25,7 @@ from ostinato.backends.cuda.render.paged_places import (
     query_text,
     sizes_of,
 )
+from ostinato.backends.cuda.render.paged_runs import most_items, runs_text
 from ostinato.backends.cuda.render.paged_scores import capped_text, exponent, sink_text
 from ostinato.dtypes import BFLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import max_extent
@@ -61,14 +62,12 @@ _BODY = Template("""\
         return (int)ost::maximum(ost::minimum(key, ${keys}LL), 0LL);
     };
 $places
-    const long long row_blocks = (rows + $rows - 1) / $rows;
-    for (long long item = blockIdx.x; item < row_blocks * ${shared_heads}LL * $member_blocks;
-         item += gridDim.x) {
-        const int first_member = (int)(item % $member_blocks) * $members;
-        const int shared = (int)(item / $member_blocks % $shared_heads);
-        // Rows with more keys come first.
-        const long long first_row =
-            (row_blocks - 1 - item / ($member_blocks * ${shared_heads}LL)) * $rows;
+$runs\
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+        const int first_member = item % $member_blocks * $members;
+        const int shared = item / $member_blocks % $shared_heads;
+        int which;
+        const long long first_row = (long long)block_of(item, which) * $rows;
         const int there = rows - first_row < $rows ? (int)(rows - first_row) : $rows;
         if (threadIdx.x < there) {
             positions[threadIdx.x] = position_of(first_row + threadIdx.x);
@@ -113,11 +112,15 @@ $query
                 );
         };
 $held_fragments
-        for (int first = 0, next; first < there; first = next) {
+        for (int first = 0, next, passed = 0; first < there; first = next) {
             const long long owner = sequences[first];
             for (next = first + 1; next < there; next++)
                 if (sequences[next] != owner || positions[next] != positions[next - 1] + 1) break;
             const long long position = positions[first], high = positions[next - 1] + 1;
+            // Rows without keys are stored with the first run that has some.
+            const int run = high > 0 ? passed++ : 0;
+            if (which >= 0 && run != which)
+                continue;
             const long long least = ost::maximum($begin, 0LL), low = least / $keys * $keys;
             float sums[$features / 8][4] = {}, greatest[2], totals[2] = {};
             long long own_first[2], own_end[2];
@@ -350,8 +353,7 @@ def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
 def launch(kernel: PagedAttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for some rows and a key head, or a few waves."""
     spec = kernel.spec
-    blocks = -(-max_extent(spec.row) // _rows(kernel)) * max_extent(spec.shared)
-    blocks *= -(-spec.group // _members(kernel))
+    blocks = most_items(_rows(kernel), max_extent(spec.row)) * _columns(kernel)
     shared_bytes = _shared_bytes(kernel, _stages(kernel, target))
     return Launch(grid_of(blocks, target), _THREADS, shared_bytes)
 
@@ -375,6 +377,7 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
         sizes,
         name=kernel.name,
         places=places_text(kernel, frame),
+        runs=runs_text(_rows(kernel), _columns(kernel)),
         stacked=_STACKED,
         threads=_THREADS,
         keys=_KEYS,
@@ -422,6 +425,11 @@ def _members(kernel: PagedAttentionKernel) -> int:
 def _rows(kernel: PagedAttentionKernel) -> int:
     """Rows of a block."""
     return _STACKED // _members(kernel)
+
+
+def _columns(kernel: PagedAttentionKernel) -> int:
+    """Blocks side by side for the heads of the same rows."""
+    return max_extent(kernel.spec.shared) * -(-kernel.spec.group // _members(kernel))
 
 
 def _pitches(kernel: PagedAttentionKernel) -> tuple[int, int]:
