@@ -6,7 +6,8 @@
 Without ``--model`` it is a folder of random weights in bfloat16 in the shape of Llama 3.2 1B, which
 stays in ``build/llm``; ``--packed`` takes a GGUF file of a llama of 1.1 billion weights in blocks
 of that format instead. Steps are those of the engine, of 1 and of 8 sequences at a position, and of
-prompts of 512 and 2,048 tokens: least and median of single runs by the host's clock. Answers are
+prompts of 512 and 2,048 tokens, and of 505 tokens of a prompt behind 7 sequences: least and median
+of single runs by the host's clock. Answers are
 those of ``ost.llm.load(...).generate``: 128 tokens after a prompt of 500, greedy, sampled, and 8
 at a time; the time of a step is that of an answer less that of one token. ``--transformers`` adds
 ``generate`` of transformers, eagerly. ``--profile`` prints the kernels of each step, and the parts
@@ -181,6 +182,16 @@ def steps(
         found[name] = times(lambda n=count: step.run(n, n, 1), runs)
         if options.profile:
             profile(step, name)
+    answers, count = _SEQUENCES - 1, 505
+    for row in range(answers):
+        feed(step, 1, position, row, row)
+        step.inputs.pick[row] = row
+    feed(step, count, 0, answers, answers)
+    step.inputs.pick[answers] = answers + count - 1
+    name = f"{answers} at position {position}, {count} of a prompt"
+    found[name] = times(lambda: step.run(answers + count, _SEQUENCES, 1), max(5, runs // 10))
+    if options.profile:
+        profile(step, name)
     step.close()
     return found
 
