@@ -18,6 +18,7 @@ from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import cast, symbols_of
+from ostinato.lower.loopir.dependences import reached
 from ostinato.lower.loopir.nodes import Load, Store
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
@@ -213,7 +214,8 @@ class MatmulRules:
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = matmul_kernel(kind, build, spec, outputs, lowering.variables)
         # What is computed from params may be written by each run, where it is a result, too.
-        leaf = instead is None and spec.b.node.op in (PARAM, CONSTANT)
+        read = (build.buffers[s.buffer] for s in reached([kernel.b]) if isinstance(s, Load))
+        leaf = {buffer.role for buffer in read} <= {Role.PARAM, Role.CONSTANT}
         if leaf and not (few or lowering.nested or kernel.guarded) and kernel.variable_free():
             kernel = replace(kernel, fixed_right=True)
         lowering.call(region, build, kernel, outputs)
