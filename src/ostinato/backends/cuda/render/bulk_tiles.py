@@ -188,8 +188,8 @@ _BY_MEMORY = Template("""\
 $finish
         }""")
 
-#: Stores results of 16 bits by way of the other lanes that have parts of these rows.
-# A block's only tile is stored by a loop: code that runs once is read from far.
+#: Stores results of 16 bits by way of the other lanes that have parts of these rows. A block's only
+#: tile is stored by a loop: it takes longer to fetch code that runs once.
 _BY_LANES = Template("""\
 #pragma unroll $unroll
         for (int part = 0; part < $result_tiles; part += 4) {
@@ -384,13 +384,12 @@ class _Renderer(Renderer):
             "wait": wait,
         }
         copies = (copy.substitute(values, right=number) for number in range(len(matmul.rights)))
+        store = self.store_by_lanes if self.stores_by_lanes else self.store_by_memory
         text = _BODY.substitute(
             values,
             begin=Template(_EARLY).substitute(values) if waits else "",
             copy_right="\n".join(copies),
-            store=self.store_by_lanes(values)
-            if self.stores_by_lanes
-            else self.store_by_memory(values),
+            store=store(values),
         )
         threads = tile.threads + _GROUP
         body = body_of(matmul, text, matmul_sizes(matmul), threads, early=early and not waits)
