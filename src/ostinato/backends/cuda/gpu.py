@@ -144,6 +144,7 @@ class Gpu:
         """
         stream = self.memory_stream.handle
         with self.current() as driver:
+            self._expect_room(driver, nbytes, purpose)
             with self._enough(driver, nbytes, purpose):
                 address = driver.allocate(max(nbytes, 1), stream)
             driver.fill(address, 0, max(nbytes, 1), stream)
@@ -173,6 +174,7 @@ class Gpu:
         """
         stream = self.memory_stream.handle
         with self.current() as driver:
+            self._expect_room(driver, nbytes, purpose)
             with self._enough(driver, nbytes, purpose):
                 driver.map_pages(self.device.index, address, nbytes)
             driver.fill(address, 0, nbytes, stream)
@@ -186,11 +188,19 @@ class Gpu:
         except DriverFailure as error:
             if not error.out_of_memory:
                 raise
-            free, total = driver.memory_info()
-            raise DeviceMemoryError(
-                f"{self.device} has no {nbytes:,} bytes for {purpose}: {free:,} of its "
-                f"{total:,} bytes are free; close other graphs, or bound sizes more tightly"
-            ) from None
+            raise self._no_room(driver, nbytes, purpose) from None
+
+    def _expect_room(self, driver: Driver, nbytes: int, purpose: str) -> None:
+        """Refuse more than the GPU has: the driver takes all that is free before it fails."""
+        if nbytes > self.properties.total_bytes:
+            raise self._no_room(driver, nbytes, purpose)
+
+    def _no_room(self, driver: Driver, nbytes: int, purpose: str) -> DeviceMemoryError:
+        free, total = driver.memory_info()
+        return DeviceMemoryError(
+            f"{self.device} has no {nbytes:,} bytes for {purpose}: {free:,} of its "
+            f"{total:,} bytes are free; close other graphs, or bound sizes more tightly"
+        )
 
     def wait_for_legacy_stream(self) -> None:
         """Wait for the legacy default stream, on which producers hand arrays over."""
