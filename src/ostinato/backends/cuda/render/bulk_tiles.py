@@ -17,7 +17,8 @@ from ostinato.backends.cuda.render.frame import body_of
 from ostinato.backends.cuda.render.group_tiles import PRODUCTS, GroupTile
 from ostinato.backends.cuda.render.packed_stores import packed_values, varies_by_element
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.tensor_tiles import CHUNK, SLICE, Renderer, chunks_along
+from ostinato.backends.cuda.render.tensor_tiles import Renderer
+from ostinato.backends.cuda.render.tile_operands import CHUNK, SLICE, chunks_along
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import extent_of
 from ostinato.records import replace

@@ -10,7 +10,8 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING, ClassVar
 
-from ostinato.backends.cuda.render.tensor_tiles import SLICE, Renderer, Tile, multiplies
+from ostinato.backends.cuda.render.tensor_tiles import Renderer, Tile, multiplies
+from ostinato.backends.cuda.render.tile_operands import SLICE
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:

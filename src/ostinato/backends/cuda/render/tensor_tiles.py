@@ -10,17 +10,17 @@ epilogue.
 from __future__ import annotations
 
 from string import Template
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
 from ostinato.backends.cuda.render.packed_stores import Results, packed_stores, store_lanes
-from ostinato.backends.cuda.render.sums import matmul_sizes, runs_along, stores_along_rows
+from ostinato.backends.cuda.render.sums import matmul_sizes, stores_along_rows
+from ostinato.backends.cuda.render.tile_operands import CHUNK, SLICE, TileOperand, chunks_along
 from ostinato.dtypes import BFLOAT16, FLOAT16
-from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
+from ostinato.lower.loopir.nodes import max_extent
 from ostinato.records import dataclass
-from ostinato.variables import Expr, bounds, coefficient
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,26 +28,12 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.dtypes import DType
-    from ostinato.lower.loopir.nodes import Scalar
-    from ostinato.variables import Dim, Symbol
+    from ostinato.variables import Symbol
 
-__all__ = [
-    "CHUNK",
-    "SLICE",
-    "Renderer",
-    "Tile",
-    "chunks_along",
-    "fits",
-    "launch",
-    "multiplies",
-    "source",
-]
+__all__ = ["Renderer", "Tile", "fits", "launch", "multiplies", "source"]
 
 #: The first architecture with these instructions.
 _CAPABILITY = 80
-
-CHUNK = 8
-"""Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts."""
 
 #: The least number that an int does not hold, and places of a tile past the end of the result.
 _INT32, _PAST = 1 << 31, 256
@@ -60,9 +46,6 @@ _UNROLL = 8
 
 #: Tiles side by side whose rows are gone over together, so that what they share stays in caches.
 _BAND = 8
-
-SLICE = 64
-"""Products between two barriers."""
 
 
 @dataclass(frozen=True)
@@ -245,57 +228,6 @@ ost::load_transposed(
                         right + (d + lane % 16) * $pitch + warp_column + j * 16 + lane / 16 * 8
                     );""")
 
-_SOURCES = Template("""\
-        const unsigned short* ${target}_from[$count];
-#pragma unroll
-        for (int i = 0; i < $count; i++) {
-            const int chunk = threadIdx.x + i * $threads;
-            const int line = chunk / ($length / $chunk);
-            const int place = chunk % ($length / $chunk) * $chunk;
-            const long long $across = $across_start + line, $along = $along_start + place;
-            ${target}_from[i] = nullptr;
-            if (chunk < $lines * $length / $chunk && $outer < $outer_end) {
-$place
-            }
-        }""")
-
-_CHUNKS = Template("""\
-${before}#pragma unroll
-            for (int i = 0; i < $count; i++) {
-                const int chunk = threadIdx.x + i * $threads;
-                const int line = chunk / ($length / $chunk);
-                const int place = chunk % ($length / $chunk) * $chunk;
-                const bool inside = ${target}_from[i] != nullptr && start + $k_place < depth;
-                if ($whole || chunk < $lines * $length / $chunk)
-                    ost::copy_async(
-                        $target + $slot, ${target}_from[i] + $offset, inside
-                    );
-            }""")
-
-_WANDERING_CHUNKS = Template("""\
-${before}#pragma unroll
-            for (int i = threadIdx.x; i < $lines * $length / $chunk; i += $threads) {
-                const int line = i / ($length / $chunk), place = i % ($length / $chunk) * $chunk;
-                const long long $across = $across_first + line, $along = $along_first + place;
-                const bool inside = $across < $across_end && $along < $along_end;
-                const unsigned short* source = b$buffer;
-                if (inside) {
-$place
-                }
-                ost::copy_async($target + $slot, source, inside);
-            }""")
-
-_ELEMENTS = Template("""\
-            for (int i = threadIdx.x; i < $lines * $length; i += $threads) {
-                const int line = $line, place = $place_in_line;
-                const long long $across = $across_first + line, $along = $along_first + place;
-                unsigned short bits = 0;
-                if ($across < $across_end && $along < $along_end) {
-$place
-                }
-                $target[$slot] = bits;
-            }""")
-
 
 def fits(matmul: Matmul, target: CudaTarget) -> bool:
     """Whether tensor cores multiply what a matmul does."""
@@ -305,12 +237,6 @@ def fits(matmul: Matmul, target: CudaTarget) -> bool:
 def multiplies(dtype: DType, target: CudaTarget) -> bool:
     """Whether tensor cores multiply a dtype."""
     return dtype in (FLOAT16, BFLOAT16) and target.capability >= _CAPABILITY
-
-
-def chunks_along(scalar: Scalar, axis: Symbol) -> Load | None:
-    """The element that chunks along ``axis`` begin with; ``None``: they are no chunks."""
-    run = run_of(scalar, axis, extent_of(axis))
-    return run.load if run is not None and run.count == CHUNK and run.load is scalar else None
 
 
 def launch(matmul: Matmul, target: CudaTarget) -> Launch:
@@ -444,8 +370,8 @@ class Renderer:
         matmul, tile = self.matmul, self.tile
         batch, names = self.frame.unravel(matmul.batch, "point", 2)
         names |= {matmul.m: "m", matmul.n: "n"}
-        left_sources, load_left = self._operand(False, names)
-        right_sources, load_right = self._operand(True, names)
+        left_sources, load_left = self._operand(False).load(names)
+        right_sources, load_right = self._operand(True).load(names)
         body = self.body(
             {
                 **self.sizes,
@@ -563,113 +489,15 @@ class Renderer:
         places = (max_extent(axis) + _PAST for axis in (self.matmul.m, self.matmul.n))
         return "long long" if max(places) >= _INT32 else "int"
 
-    def _operand(self, right: bool, names: Mapping[Symbol, str]) -> tuple[str, str]:
-        """Statements that find where chunks come from, and that load a slice of an operand.
-
-        Args:
-            right: the right operand, else the left one.
-            names: by axis, the variable that has its value.
-        """
-        matmul = self.matmul
-        scalar, run = (matmul.b, self.right_run) if right else (matmul.a, self.left_run)
-        outer = ("n", "first_column", "columns") if right else ("m", "first_row", "rows")
-        axes, by_rows = [outer, ("k", "start", "depth")], right and self.by_rows
-        lines, length = (self.tile.columns if right else self.tile.rows), SLICE
-        if by_rows:
-            axes.reverse()
-            lines, length = length, lines
-        values: dict[str, object] = {
-            "target": "right" if right else "left",
-            "threads": self.tile.threads,
-            "lines": lines,
-            "length": length,
-            "slot": self.slot(right),
-            "chunk": CHUNK,
-        }
-        for role, (name, first, end) in zip(("across", "along"), axes, strict=True):
-            values |= {role: name, f"{role}_first": first, f"{role}_end": end}
-        if run is None:
-            return "", self._elements(scalar, values, names, by_rows)
-        steps = [coefficient(run.index, axis) for axis in matmul.k]
-        even = all(step is not None and isinstance(step[0], int) for step in steps)
-        if len(matmul.k) > 1 and (by_rows or not even):
-            return "", self._wandering(run, values, names)
-        count = -(-lines * length // CHUNK // self.tile.threads)
-        values |= {
-            "count": count,
-            "outer": outer[0],
-            "outer_end": outer[2],
-            "across_start": "0" if by_rows else outer[1],
-            "along_start": outer[1] if by_rows else "0",
-            "k_place": "line" if by_rows else "place",
-            "whole": str(lines * length // CHUNK % self.tile.threads == 0).lower(),
-        }
-        start = {matmul.k[0]: "k"} if len(matmul.k) == 1 else dict.fromkeys(matmul.k, "0")
-        point = self.frame.point(4, {**names, **start})
-        point.writer.line(f"{values['target']}_from[i] = b{run.buffer} + {point.index(run.index)};")
-        sources = _SOURCES.substitute(values, place=point.text)
-        if len(matmul.k) > 1:
-            before, offset = self._offset(run, str(values["target"]))
-            return sources, _CHUNKS.substitute(values, before=before, offset=offset)
-        (step,) = steps
-        assert step is not None
-        point = self.frame.point(2, names)
-        name = f"{values['target']}_step"
-        point.writer.line(f"const long long {name} = {point.index(step[0] * SLICE)};")
-        chunks = _CHUNKS.substitute(values, before="", offset=f"number * {name}")
-        return f"{point.text}\n{sources}", chunks
-
-    def _offset(self, run: Load, target: str) -> tuple[str, str]:
-        """Statements for the way of a thread's chunks from where sums begin, and its name.
-
-        All chunks that a thread loads of a slice begin at the same place of the sums.
-        """
-        index: Dim = 0
-        for axis in self.matmul.k:
-            step = coefficient(run.index, axis)
-            assert step is not None
-            index = index + step[0] * Expr({(axis,): 1}, 0)
-        place, offset = f"{target}_place", f"{target}_offset"
-        unraveled, inner = self.frame.unravel(self.matmul.k, place, 4)
-        point = self.frame.point(4, inner)
-        point.writer.line(f"{offset} = {point.index(index)};")
-        first = f"start + threadIdx.x % {SLICE // CHUNK} * {CHUNK}"
-        lines = [
-            f"            long long {offset};",
-            "            {",
-            f"                const long long {place} = {first};",
-            unraveled,
-            point.text,
-            "            }",
-            "",
-        ]
-        return "\n".join(lines), offset
-
-    def _wandering(
-        self, run: Load, values: Mapping[str, object], names: Mapping[Symbol, str]
-    ) -> str:
-        """Statements that load chunks whose addresses no step leads to."""
-        unraveled, inner = self.frame.unravel(self.matmul.k, "k", 5)
-        point = self.frame.point(5, {**names, **inner})
-        point.writer.line(f"source += {point.index(run.index)};")
-        place = "\n".join([*filter(None, [unraveled]), point.text])
-        return _WANDERING_CHUNKS.substitute(values, buffer=run.buffer, place=place)
-
-    def _elements(
-        self,
-        scalar: Scalar,
-        values: Mapping[str, Any],
-        names: Mapping[Symbol, str],
-        by_rows: bool,
-    ) -> str:
-        """Statements that compute the elements of a slice, one by one."""
-        unraveled, inner = self.frame.unravel(self.matmul.k, "k", 5)
-        point = self.frame.point(5, {**names, **inner})
-        value = point.value(scalar, scalar.dtype).text
-        bits = point.scalars.code.dialect.to_memory(value, scalar.dtype)
-        point.writer.line(f"bits = {bits};")
-        lines, length = values["lines"], values["length"]
-        along = by_rows or runs_along(scalar, self.matmul.k[-1])
-        at = (f"i / {length}", f"i % {length}") if along else (f"i % {lines}", f"i / {lines}")
-        place = "\n".join([*filter(None, [unraveled]), point.text])
-        return _ELEMENTS.substitute(values, line=at[0], place_in_line=at[1], place=place)
+    def _operand(self, right: bool) -> TileOperand:
+        """An operand, whose slices a block loads."""
+        return TileOperand(
+            self.matmul,
+            self.frame,
+            right,
+            self.right_run if right else self.left_run,
+            right and self.by_rows,
+            self.tile.columns if right else self.tile.rows,
+            self.tile.threads,
+            self.slot(right),
+        )
