@@ -9,7 +9,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.capabilities import CAPABILITIES
-from ostinato.backends.cuda.rules.paired_products import PairedMatmul
+from ostinato.backends.cuda.rules.paired_products import PairedMatmul, with_pairs
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
 from ostinato.ir.graph import Value
 from ostinato.lower.program import Call
@@ -35,9 +35,9 @@ def drawn(seed: int) -> Draw:
     return Draw(ost.Graph("pairs"), np.random.default_rng(seed))
 
 
-def calls(graph: ost.Graph) -> list[Call]:
+def calls(graph: ost.Graph, *, bulk_tiles: bool = True) -> list[Call]:
     explicit, _ = run_passes(graph, capabilities=CAPABILITIES)
-    return lower_for_cuda(explicit, CudaLowering(bulk_tiles=True))[0].calls
+    return lower_for_cuda(explicit, CudaLowering(bulk_tiles=bulk_tiles))[0].calls
 
 
 def check(session: ost.Session, draw: Draw, *outputs: Value) -> int:
@@ -94,6 +94,20 @@ def test_views_of_one_weight(session: ost.Session) -> None:
     x, both = d.of((_ROWS, _DEPTH), "bfloat16"), d.of((2 * _COLUMNS, _DEPTH), "bfloat16")
     gate, up = (d.g.matmul(x, d.g.permute_dims(half, (1, 0))) for half in d.g.split(both, 2, 0))
     assert check(session, d, d.g.silu(gate) * up) == 1
+
+
+def test_products_stay_apart_where_what_the_first_one_reads_is_written_between_them() -> None:
+    d = drawn(6)
+    x, first, second = operands(d)
+    d.g.set_outputs([d.g.silu(d.g.matmul(x, first)) * d.g.matmul(x, second), d.g.exp(x)])
+    gate, up, other = calls(d.g, bulk_tiles=False)
+    pair, _ = with_pairs([gate, up, other], ())
+    assert isinstance(pair.kernel, PairedMatmul)
+    rows, result = other.buffers
+    assert rows is gate.buffers[0]
+    writes = replace(other, buffers=(result, rows))
+    assert with_pairs([gate, writes, up], ()) == [gate, writes, up]
+    assert len(with_pairs([gate, replace(other, buffers=(rows, result)), up], ())) == 2
 
 
 OTHERS: dict[str, Callable[[Draw], list[Value]]] = {}
