@@ -88,12 +88,7 @@ inline float selected(bool condition, float x, float y) {
 // The reciprocal of a number between 2^-100 and 2^100, so close that one correction of a quotient
 // rounds it to nearest; of 0 and of infinity, too.
 inline float reciprocal_of(float b) {
-#ifdef __CUDA_ARCH__
-    float guess;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(b));
-#else
-    const float guess = 1.0f / b;
-#endif
+    const float guess = near_reciprocal(b);
     return selected(is_usual(b), ::fmaf(guess, ::fmaf(-b, guess, 1.0f), guess), guess);
 }
 

@@ -33,6 +33,27 @@ struct choice<false, A, B> {
     using type = B;
 };
 
+// A reciprocal, and a power of two, as the processor has them: within 1 and 2 units in the last place,
+// and 0 where they would be subnormal.
+inline float near_reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+    float found;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
+    return found;
+#else
+    return 1.0f / x;
+#endif
+}
+inline float near_exp2(float x) {
+#ifdef __CUDA_ARCH__
+    float found;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
+    return found;
+#else
+    return x < -126.0f ? 0.0f : ::exp2f(x);
+#endif
+}
+
 inline float float_of(unsigned bits) { return bits_as<float>(bits); }
 inline double float_of(unsigned long long bits) { return bits_as<double>(bits); }
 

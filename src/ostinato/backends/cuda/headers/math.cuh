@@ -71,13 +71,7 @@ inline double normal_cdf(double x) {
 inline float short_normal_cdf(float x) {
     const float divisor = ::fmaf(::fabsf(x), 0.42426407f, 1.0f);
     const float exponent = ::fmaf(x * -0.72134752f, x, 24.0f);
-#ifdef __CUDA_ARCH__
-    float t, power;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(divisor));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-#else
-    const float t = 1.0f / divisor, power = ::exp2f(exponent);
-#endif
+    const float t = near_reciprocal(divisor), power = near_exp2(exponent);
     float p = ::fmaf(t, 3.6569758e-09f, -1.4555482e-08f);
     p = ::fmaf(t, p, 1.5796225e-08f);
     p = ::fmaf(t, p, 3.8771595e-09f);
@@ -92,12 +86,7 @@ inline float short_normal_cdf(float x) {
 // and the reciprocal is of a number between 1 and 2.
 inline float silu(float x) {
     const float power = ::expf(-::fabsf(x)), divisor = 1.0f + power;
-#ifdef __CUDA_ARCH__
-    float near;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(divisor));
-#else
-    const float near = 1.0f / divisor;
-#endif
+    const float near = near_reciprocal(divisor);
     const float reciprocal = ::fmaf(near, ::fmaf(-divisor, near, 1.0f), near);
     return (x > 0.0f ? x : x * power) * reciprocal;
 }
@@ -107,15 +96,9 @@ inline double silu(double x) { return x / (1.0 + ::exp(-x)); }
 // The same within 8e-6 of itself, for results that are rounded to 16 bits. As in `short_normal_cdf`,
 // the power is 2^24 times as large.
 inline float short_silu(float x) {
-    const float exponent = ::fmaf(::fabsf(x), -1.4426950f, 24.0f);
-#ifdef __CUDA_ARCH__
-    float power, near;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(::fmaf(power, 0x1p-24f, 1.0f)));
-#else
-    const float power = ::exp2f(exponent), near = 1.0f / ::fmaf(power, 0x1p-24f, 1.0f);
-#endif
-    return (x > 0.0f ? x : x * power * 0x1p-24f) * near;
+    const float power = near_exp2(::fmaf(::fabsf(x), -1.4426950f, 24.0f));
+    const float reciprocal = near_reciprocal(::fmaf(power, 0x1p-24f, 1.0f));
+    return (x > 0.0f ? x : x * power * 0x1p-24f) * reciprocal;
 }
 
 }  // namespace ost

@@ -389,17 +389,8 @@ inline unsigned transposed(unsigned pair) {
 #endif
 }
 
-// 2 to the power of a number of at most 0, within 2 units in the last place; 0 where that would be
-// subnormal.
-inline float exp2_of_score(float x) {
-#ifdef __CUDA_ARCH__
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-#else
-    return x < -126.0f ? 0.0f : exp2(x);
-#endif
-}
+// 2 to the power of a number of at most 0.
+inline float exp2_of_score(float x) { return near_exp2(x); }
 
 #ifdef __CUDA_ARCH__
 #define OST_MULTIPLY(FORMAT, NAME)                                                              \
