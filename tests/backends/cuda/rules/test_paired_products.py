@@ -12,6 +12,7 @@ from ostinato.backends.cuda.capabilities import CAPABILITIES
 from ostinato.backends.cuda.rules.paired_products import PairedMatmul, with_pairs
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
 from ostinato.ir.graph import Value
+from ostinato.lower.control import Control, ControlKind
 from ostinato.lower.program import Call
 from ostinato.passes.pipeline import run_passes
 from ostinato.records import replace
@@ -96,7 +97,8 @@ def test_views_of_one_weight(session: ost.Session) -> None:
     assert check(session, d, d.g.silu(gate) * up) == 1
 
 
-def test_products_stay_apart_where_what_the_first_one_reads_is_written_between_them() -> None:
+def test_products_stay_apart_where_the_first_one_may_not_wait_for_the_second() -> None:
+    """What it reads is written until then, its result is read before, or it runs once more."""
     d = drawn(6)
     x, first, second = operands(d)
     d.g.set_outputs([d.g.silu(d.g.matmul(x, first)) * d.g.matmul(x, second), d.g.exp(x)])
@@ -108,6 +110,15 @@ def test_products_stay_apart_where_what_the_first_one_reads_is_written_between_t
     writes = replace(other, buffers=(result, rows))
     assert with_pairs([gate, writes, up], ()) == [gate, writes, up]
     assert len(with_pairs([gate, replace(other, buffers=(rows, result)), up], ())) == 2
+    earlier = replace(other, buffers=(gate.writes()[0], result))
+    assert with_pairs([earlier, gate, up], ()) == [earlier, gate, up]
+    loop = Call(Control(ControlKind.LOOP), (), (), "loop")
+    assert with_pairs([gate, loop, up], ()) == [gate, loop, up]
+    assert len(with_pairs([loop, gate, up], ())) == 2
+    for written in gate.reads():
+        last = replace(up, buffers=(*up.buffers[:-1], written))
+        assert last.writes() == [written]
+        assert with_pairs([gate, last], ()) == [gate, last]
 
 
 OTHERS: dict[str, Callable[[Draw], list[Value]]] = {}

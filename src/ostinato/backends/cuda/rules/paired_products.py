@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.rules.matmul import TiledMatmul
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.lazy import LazyModule
+from ostinato.lower.control import Control
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import Accumulator, Arg, Load, Store, extent_of
 from ostinato.lower.loopir.rewrite import Rewriter
@@ -51,11 +52,8 @@ def with_pairs(calls: Sequence[Call], kept: Collection[LoweredBuffer]) -> list[C
     found = list(calls)
     position = 0
     while position < len(found):
-        call, later = found[position], found[position + 1 :]
-        reader = _reader(call, later, kept)
-        pair = None
-        if reader is not None and not _is_disturbed(call, later[: later.index(reader)]):
-            pair = _paired(call, reader)
+        reader = _reader(found[position], found, kept)
+        pair = None if reader is None else _paired(found[position], reader)
         if reader is None or pair is None:
             position += 1
             continue
@@ -64,25 +62,39 @@ def with_pairs(calls: Sequence[Call], kept: Collection[LoweredBuffer]) -> list[C
     return found
 
 
-def _reader(call: Call, later: Sequence[Call], kept: Collection[LoweredBuffer]) -> Call | None:
-    """The product that alone reads the only result of a product."""
+def _reader(call: Call, calls: Sequence[Call], kept: Collection[LoweredBuffer]) -> Call | None:
+    """The product that alone reads the only result of a product, if nothing between them matters.
+
+    Args:
+        call: the product.
+        calls: all of them, in order.
+        kept: buffers that are read after the calls.
+    """
     if type(call.kernel) is not TiledMatmul or len(call.kernel.stores) != 1:
         return None
     (result,) = call.writes()
     if result.role is not Role.TEMP or result.home is not None or result in kept:
         return None
-    users = [each for each in later if any(result in (b, b.home) for b in each.buffers)]
+    others = [each for each in calls if each is not call]
+    users = [each for each in others if any(result in (b, b.home) for b in each.buffers)]
     if len(users) != 1 or type(users[0].kernel) is not TiledMatmul:
         return None
     (reader,) = users
+    first, last = calls.index(call), calls.index(reader)
     plain = reader.buffers.count(result) == 1 and result not in (*reader.writes(), *call.reads())
-    return reader if plain else None
+    return reader if plain and first < last and _may_wait(calls[first : last + 1]) else None
 
 
-def _is_disturbed(call: Call, between: Sequence[Call]) -> bool:
-    """Whether calls write what one in front of them reads."""
+def _may_wait(calls: Sequence[Call]) -> bool:
+    """Whether the first of some calls may run with the last one instead.
+
+    What it reads has to be the same there, and to stay so while the last one writes; and both have
+    to run as often.
+    """
+    call, *others = calls
     read = {buffer.home or buffer for buffer in call.reads()}
-    return any((b.home or b) in read for other in between for b in other.writes())
+    written = {buffer.home or buffer for other in others for buffer in other.writes()}
+    return not read & written and not any(isinstance(o.kernel, Control) for o in others)
 
 
 def _paired(first: Call, second: Call) -> Call | None:
