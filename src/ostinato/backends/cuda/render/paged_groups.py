@@ -46,7 +46,7 @@ from ostinato.backends.cuda.render.paged_places import (
     query_text,
     sizes_of,
 )
-from ostinato.backends.cuda.render.paged_runs import most_items, runs_text
+from ostinato.backends.cuda.render.paged_runs import columns_of, most_items, runs_text
 from ostinato.backends.cuda.render.paged_scores import capped_text, exponent, sink_text
 from ostinato.dtypes import FLOAT32
 from ostinato.lower.loopir.nodes import max_extent
@@ -299,10 +299,8 @@ def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
 def launch(kernel: PagedAttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: as many blocks as stay, or fewer."""
     shape = _shape(kernel, target)
-    return shape.launch(
-        target,
-        most_items(_block_rows(kernel, shape), max_extent(kernel.spec.row)) * _columns(kernel),
-    )
+    most = most_items(kernel, _members(kernel), _block_rows(kernel, shape))
+    return shape.launch(target, most)
 
 
 def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
@@ -327,7 +325,7 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
         places=places_text(kernel, frame),
         rows=_rows(kernel),
         block_rows=block_rows,
-        runs=runs_text(block_rows, _columns(kernel)),
+        runs=runs_text(kernel, _members(kernel), block_rows),
         stacked=_rows(kernel) * _members(kernel),
         members=_members(kernel),
         member_blocks=-(-spec.group // _members(kernel)),
@@ -401,11 +399,6 @@ def _rows(kernel: PagedAttentionKernel) -> int:
     return ROWS // _members(kernel)
 
 
-def _columns(kernel: PagedAttentionKernel) -> int:
-    """Blocks side by side for the heads of the same rows."""
-    return max_extent(kernel.spec.shared) * -(-kernel.spec.group // _members(kernel))
-
-
 def _block_rows(kernel: PagedAttentionKernel, shape: GroupShape) -> int:
     """Rows of a block."""
     return shape.block.groups * _rows(kernel)
@@ -413,9 +406,9 @@ def _block_rows(kernel: PagedAttentionKernel, shape: GroupShape) -> int:
 
 def _shape(kernel: PagedAttentionKernel, target: CudaTarget) -> GroupShape:
     """The shape of blocks."""
-    spec = kernel.spec
+    spec, columns = kernel.spec, columns_of(kernel, _members(kernel))
 
     def sets_of(groups: int) -> int:
-        return _columns(kernel) * -(-max_extent(spec.row) // (groups * _rows(kernel)))
+        return columns * -(-max_extent(spec.row) // (groups * _rows(kernel)))
 
     return GroupShape.of(max_extent(spec.depth), max_extent(spec.column), sets_of, target)

@@ -8,8 +8,14 @@ block follow each other, but those of the first blocks are items of their own.
 from __future__ import annotations
 
 from string import Template
+from typing import TYPE_CHECKING
 
-__all__ = ["most_items", "runs_text"]
+from ostinato.lower.loopir.nodes import max_extent
+
+if TYPE_CHECKING:
+    from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
+
+__all__ = ["columns_of", "most_items", "runs_text"]
 
 #: Rows that may be those of answers.
 _FRONT = 64
@@ -57,26 +63,36 @@ _RUNS = Template("""\
 """)
 
 
-def runs_text(block_rows: int, columns: int) -> str:
+def columns_of(kernel: PagedAttentionKernel, members: int) -> int:
+    """Items of the same rows, which follow each other: those of each ``members`` query heads."""
+    return max_extent(kernel.spec.shared) * -(-kernel.spec.group // members)
+
+
+def runs_text(kernel: PagedAttentionKernel, members: int, block_rows: int) -> str:
     """Statements that find the items: their number ``items``, and ``block_of(item, which)``.
 
     All lanes of a warp have to come there.
 
     Args:
+        kernel: the kernel.
+        members: query heads of an item.
         block_rows: rows of a block.
-        columns: items of a block's rows, such as one for each head; the items of the same rows
-            follow each other.
     """
-    fronts = -(-_FRONT // block_rows)
-    return _RUNS.substitute(block_rows=block_rows, fronts=fronts, columns=columns)
+    columns = columns_of(kernel, members)
+    return _RUNS.substitute(block_rows=block_rows, fronts=_fronts(block_rows), columns=columns)
 
 
-def most_items(block_rows: int, rows: int) -> int:
-    """The most items of one column: each of the first rows may be a run.
+def most_items(kernel: PagedAttentionKernel, members: int, block_rows: int) -> int:
+    """The most items that there may be: each of the first rows may be a run.
 
     Args:
-        block_rows: rows of a block.
-        rows: all of them.
+        kernel, members, block_rows: see :func:`runs_text`.
     """
-    blocks, front = -(-rows // block_rows), -(-_FRONT // block_rows)
-    return min(rows, front * block_rows) + max(0, blocks - front)
+    rows, front = max_extent(kernel.spec.row), _fronts(block_rows)
+    items = min(rows, front * block_rows) + max(0, -(-rows // block_rows) - front)
+    return items * columns_of(kernel, members)
+
+
+def _fronts(block_rows: int) -> int:
+    """Blocks of rows whose runs are items."""
+    return -(-_FRONT // block_rows)

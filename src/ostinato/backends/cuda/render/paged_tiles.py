@@ -352,8 +352,7 @@ def fits(kernel: PagedAttentionKernel, target: CudaTarget) -> bool:
 
 def launch(kernel: PagedAttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for some rows and a key head, or a few waves."""
-    spec = kernel.spec
-    blocks = most_items(_rows(kernel), max_extent(spec.row)) * _columns(kernel)
+    blocks = most_items(kernel, _members(kernel), _rows(kernel))
     shared_bytes = _shared_bytes(kernel, _stages(kernel, target))
     return Launch(grid_of(blocks, target), _THREADS, shared_bytes)
 
@@ -377,7 +376,7 @@ def source(kernel: PagedAttentionKernel, target: CudaTarget) -> str:
         sizes,
         name=kernel.name,
         places=places_text(kernel, frame),
-        runs=runs_text(_rows(kernel), _columns(kernel)),
+        runs=runs_text(kernel, _members(kernel), _rows(kernel)),
         stacked=_STACKED,
         threads=_THREADS,
         keys=_KEYS,
@@ -425,11 +424,6 @@ def _members(kernel: PagedAttentionKernel) -> int:
 def _rows(kernel: PagedAttentionKernel) -> int:
     """Rows of a block."""
     return _STACKED // _members(kernel)
-
-
-def _columns(kernel: PagedAttentionKernel) -> int:
-    """Blocks side by side for the heads of the same rows."""
-    return max_extent(kernel.spec.shared) * -(-kernel.spec.group // _members(kernel))
 
 
 def _pitches(kernel: PagedAttentionKernel) -> tuple[int, int]:
