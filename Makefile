@@ -38,6 +38,7 @@ test: lint types $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q tests/test_words.py
 
 types: $(STAMP)
 	$(BIN)/mypy

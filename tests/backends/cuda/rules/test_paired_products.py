@@ -98,7 +98,7 @@ def test_views_of_one_weight(session: ost.Session) -> None:
 
 
 def test_products_stay_apart_where_the_first_one_may_not_wait_for_the_second() -> None:
-    """What it reads is written until then, its result is read before, or it runs once more."""
+    """The second one writes its operand, something between reads its result, or a loop starts."""
     d = drawn(6)
     x, first, second = operands(d)
     d.g.set_outputs([d.g.silu(d.g.matmul(x, first)) * d.g.matmul(x, second), d.g.exp(x)])
