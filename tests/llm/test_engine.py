@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import ostinato as ost
 from ostinato.llm.engine.blocks import most_blocks
 from ostinato.llm.engine.engine import Engine
-from ostinato.llm.engine.requests import Request
+from ostinato.llm.engine.requests import Request, Ticket
 from ostinato.llm.engine.sequence import Sequence
 from ostinato.llm.generation import Generation
 from ostinato.llm.grammar import Grammar
@@ -48,6 +48,25 @@ def same(found: Generation, expected: Generation) -> None:
     assert found.finish == expected.finish
     for other, another in zip(found.alternatives, expected.alternatives, strict=True):
         same(other, another)
+
+
+def under_way(
+    own: Engine, step: LateStep, request: Request, may_go_on: Callable[[], bool]
+) -> Ticket:
+    """The ticket of an answer that waits, while its next step runs, until it may go on."""
+    runs = threading.Event()
+
+    def listen(_: object) -> None:
+        if step.started is not None and not runs.is_set():
+            runs.set()
+            limit = time.monotonic() + 9
+            while not may_go_on():
+                assert time.monotonic() < limit
+                time.sleep(0.001)
+
+    ticket = own.submit(request, listen)
+    assert runs.wait(9)
+    return ticket
 
 
 def settled(own: Engine) -> None:
@@ -280,16 +299,15 @@ def test_answers_that_end_while_their_next_step_runs() -> None:
         for request, ticket in zip((stopped, *others), tickets, strict=True):
             same(ticket.result(9), alone(request))
         settled(own)
-        ticket = own.submit(Request([4], long))
-        while step.started is None:
-            time.sleep(0)
+        cancelled = threading.Event()
+        ticket = under_way(own, step, Request([4], long), cancelled.is_set)
         ticket.cancel()
+        cancelled.set()
         ended = ticket.result(9)
+        assert len(ended.tokens) < 9
         assert ended.tokens == alone(Request([4], long)).tokens[: len(ended.tokens)]
         settled(own)
-        own.submit(Request([5], long))
-        while step.started is None:
-            time.sleep(0)
+        under_way(own, step, Request([5], long), lambda: own.closed)
     finally:
         own.close()
     assert step.started is None
@@ -299,12 +317,14 @@ def test_requests_join_answers_whose_steps_are_started_ahead() -> None:
     step = LateStep()
     own = engine(step)
     try:
-        long = own.submit(Request([1], Sampling(max_tokens=400, seed=1, ignore_eos=True)))
-        while step.starts < 3:
-            time.sleep(0)
+        joined, ended = threading.Event(), list[bool]()
+        request = Request([1], Sampling(max_tokens=400, seed=1, ignore_eos=True))
+        long = under_way(own, step, request, joined.is_set)
         asked = Request([2], Sampling(max_tokens=5, seed=1, ignore_eos=True))
-        same(own.submit(asked).result(9), alone(asked))
-        assert not long.done
+        ticket = own.submit(asked, lambda _: ended.append(long.done))
+        joined.set()
+        same(ticket.result(9), alone(asked))
+        assert not any(ended)
         assert long.result(9).finish == "length"
     finally:
         own.close()
@@ -315,10 +335,10 @@ def test_a_step_that_fails_ahead_fails_its_requests() -> None:
     own = engine(step)
     try:
         request = Request([4], Sampling(max_tokens=300, temperature=0, ignore_eos=True))
-        ticket = own.submit(request)
-        while step.starts < 3:
-            time.sleep(0)
+        failing = threading.Event()
+        ticket = under_way(own, step, request, failing.is_set)
         step.failing = True
+        failing.set()
         with pytest.raises(ost.OstinatoError, match="a step failed: RuntimeError: injected"):
             ticket.result(9)
         same(own.submit(request).result(9), alone(request))
