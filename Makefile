@@ -21,6 +21,8 @@ PEERS_STAMP := $(PEERS)/.installed
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.installed
 WORKERS ?= 2
+# A test that hangs fails, and says where it stood.
+HANGS := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 
 .PHONY: demo test lint types format test-peers test-torch test-exports test-slow test-sanitized test-races bench bench-env docs clean
@@ -33,7 +35,7 @@ demo: $(STAMP)
 test: lint types $(STAMP)
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m tests.llm.model_files
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(HANGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -68,7 +70,7 @@ test-races: $(STAMP)
 		PYTHONPATH="$$(echo build/races/lib.*)" $(BIN)/python -m tests.ordering.load 30
 
 test-peers: $(PEERS_STAMP)
-	$(PEERS)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal tests/peers
+	$(PEERS)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(HANGS) tests/peers
 
 test-torch: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m tests.peers.torch.op_info
