@@ -415,4 +415,5 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
         check=True, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     peak = int(done.stdout)
-    assert 0.6 * budget < peak < 1.1 * budget, (peak, budget)
+    compiling = 8 << 20  # and a matrix on its way to a slot
+    assert 0.6 * budget < peak < budget + compiling, (peak, budget)
