@@ -31,6 +31,7 @@
 #define MOST_IDLE_ROUNDS 1000
 #define MOST_TOGETHER 4
 #define SHARED_REGIONS 2
+#define LINE 4 /* the logarithm of its bytes, which are those of the widest access */
 
 EXPORT struct emu_state emu_state;
 EXPORT _Alignas(1024) unsigned char emu_dynamic_shared[EMU_DYNAMIC_SHARED];
@@ -79,11 +80,10 @@ typedef struct {
 
 /* An access: the run of a block (0: none), and the progress of its barriers then. */
 typedef struct {
-    uint64_t block;
-    uint32_t barrier, sync;
+    uint32_t block, barrier, sync;
     uint16_t thread;
-    uint8_t atomic, copied;
-    uint8_t seen; /* of a read: the block has seen what an atomic has written */
+    uint8_t atomic : 1, copied : 1;
+    uint8_t seen : 1; /* of a read: the block has seen what an atomic has written */
 } Event;
 
 /* Where blocks write the same bits with nothing between, that is no race: there are two writes. */
@@ -91,18 +91,25 @@ typedef struct {
     Event write, other_write, read, other_read;
 } Cell;
 
+/* What happened to the memory of a region. Neighbouring grains that were always accessed together
+ * share the cell of their first one: within each line of memory, these are runs of equal length. */
+typedef struct {
+    Cell *cells;   /* by grain */
+    uint8_t *runs; /* by line, the logarithm of a run's grains */
+} History;
+
 typedef struct {
     uintptr_t low, high;
-    unsigned grain; /* bytes of a cell */
+    int grain; /* the logarithm of its bytes */
     int flags;
-    Cell *cells;
+    History history; /* none of memory that is read only */
 } Region;
 
 /* A block that runs, and what it has in shared memory while others do. */
 typedef struct {
     Thread threads[MAX_THREADS];
     unsigned index;
-    uint64_t number; /* of all blocks that ever ran */
+    uint32_t number; /* of all blocks that ever ran */
     int alive;
     uint32_t barrier; /* barriers that the block has passed */
     uint32_t sync[MAX_THREADS / LANES];
@@ -112,7 +119,7 @@ typedef struct {
      * those that each other one had when this one acquired. */
     uint32_t released, known[MOST_TOGETHER];
     void *shared[SHARED_REGIONS];
-    Cell *cells[SHARED_REGIONS];
+    History histories[SHARED_REGIONS];
 } Block;
 
 /* A write of bits that may be there already. */
@@ -133,12 +140,13 @@ static struct {
     int thread, block_threads, together;
     Stack scheduler;
     const struct emu_launch *launch;
-    uint64_t first_block, blocks_before; /* of the launch; they count up for ever */
+    uint32_t first_block, blocks_before; /* of the launch; they count up for ever */
     unsigned char *published; /* by block of the launch: fenced, then updated an atomic */
     Region regions[MAX_REGIONS];
     int region_count;
     Region *shared[SHARED_REGIONS];
     int shared_count;
+    History free; /* of regions to come */
     Region *last;
     uintptr_t image_low, image_high;
     uint64_t accesses;
@@ -174,7 +182,7 @@ static void fail(void *pc, const char *format, ...) {
 static inline int ordered(const Event *event, int shared) {
     if (event->block != run.own->number) {
         if (shared || event->block < run.first_block) return 1; /* of an earlier block's memory */
-        uint64_t other = event->block - run.first_block;
+        uint32_t other = event->block - run.first_block;
         if (run.together) return event->barrier < run.own->known[other];
         return run.own->acquired && run.published[other];
     }
@@ -216,16 +224,37 @@ static void outside(void *pc, uintptr_t address, size_t bytes, const char *does)
         fail(pc, "%s %zu bytes at %#zx, which is in no argument", does, bytes, (size_t)address);
         return;
     }
-    long long element = ((long long)address - (long long)nearest->low) / (long long)nearest->grain;
+    long long element = ((long long)address - (long long)nearest->low) / (1ll << nearest->grain);
     fail(pc, "%s %zu bytes at element %lld of %s, which has %zu elements", does, bytes, element,
-         name_of(nearest), (size_t)(nearest->high - nearest->low) / nearest->grain);
+         name_of(nearest), (size_t)(nearest->high - nearest->low) >> nearest->grain);
 }
 
 static void race(void *pc, const Region *region, uintptr_t address, const Event *event,
                  const char *does, const char *did) {
     fail(pc, "data race: %s element %zu of %s, which thread %d of %s has %s with no barrier between",
-         does, (size_t)(address - region->low) / region->grain, name_of(region), event->thread,
+         does, (size_t)(address - region->low) >> region->grain, name_of(region), event->thread,
          event->block == run.own->number ? "the same block" : "another block", did);
+}
+
+static size_t lines_of(const Region *region) {
+    return (region->high - region->low + ((size_t)1 << LINE) - 1) >> LINE;
+}
+
+/* The cell of the grains from `first` on, and how many it is of: `last` is the last of interest. */
+static inline Cell *cell_at(const Region *region, size_t first, size_t last, size_t *count) {
+    History history = region->history;
+    size_t line = first >> (LINE - region->grain);
+    int run = history.runs[line], kept = run;
+    while (first & (((size_t)1 << run) - 1) || first + ((size_t)1 << run) - 1 > last) run--;
+    if (run < kept) { /* from now on, its parts are accessed one by one */
+        size_t begin = line << (LINE - region->grain);
+        size_t end = begin + ((size_t)1 << (LINE - region->grain));
+        for (size_t i = begin; i < end; i += (size_t)1 << run)
+            history.cells[i] = history.cells[i >> kept << kept];
+        history.runs[line] = (uint8_t)run;
+    }
+    *count = (size_t)1 << run;
+    return &history.cells[first];
 }
 
 /* Whether a write that blocks had no order for has left all bits as they were. */
@@ -237,15 +266,20 @@ static void settle(void) {
         race(kept->pc, kept->region, kept->at, &kept->event, "writes", kept->did);
 }
 
-/* Whether a read of the block has found what an atomic has written. */
-static int has_seen(const Cell *cell, const Event *read, int shared) {
-    if (!cell->write.atomic || !read->seen) return 0;
-    return read->block == run.own->number && ordered(read, shared);
+/* Whether one of a cell's reads by the block has found what an atomic has written. */
+static inline int has_seen(const Cell *cell, int shared) {
+    if (!cell->write.atomic) return 0;
+    const Event *reads[] = {&cell->read, &cell->other_read};
+    for (int i = 0; i < 2; i++)
+        if (reads[i]->seen && reads[i]->block == run.own->number && ordered(reads[i], shared))
+            return 1;
+    return 0;
 }
 
 /* Whether a cell may be read: all writes are in order, or the block itself has written what others
  * write, or has seen in an atomic read what an atomic wrote. */
-static int may_read(const Cell *cell, int shared, int atomic) {
+static inline int may_read(const Cell *cell, int shared, int atomic) {
+    if (ordered(&cell->write, shared) && ordered(&cell->other_write, shared)) return 1;
     const Event *writes[] = {&cell->write, &cell->other_write};
     int good = 1;
     for (int i = 0; i < 2; i++)
@@ -254,7 +288,7 @@ static int may_read(const Cell *cell, int shared, int atomic) {
         int own = writes[i]->block == run.own->number && ordered(writes[i], shared);
         good = cell->other_write.block && own; /* both have written the same */
     }
-    return good || has_seen(cell, &cell->read, shared) || has_seen(cell, &cell->other_read, shared);
+    return good || has_seen(cell, shared);
 }
 
 static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int atomic) {
@@ -278,20 +312,20 @@ static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int
         fail(pc, "%s %zu misaligned bytes of %s", does, bytes, name_of(region));
         return;
     }
-    if (region->cells == NULL) {
+    if (region->history.cells == NULL) {
         if (writes) fail(pc, "writes %s, which is read only", name_of(region));
         return;
     }
     int shared = region->flags & EMU_SHARED;
     Event now = {run.own->number, run.own->barrier, run.own->sync[run.thread / LANES],
                  (uint16_t)run.thread, (uint8_t)atomic, 0, 0};
-    size_t first = (address - region->low) / region->grain;
-    size_t last = (address + bytes - 1 - region->low) / region->grain;
-    for (size_t i = first; i <= last; i++) {
-        Cell *cell = &region->cells[i];
-        uintptr_t at = region->low + i * region->grain;
+    size_t first = (address - region->low) >> region->grain, count;
+    size_t last = (address + bytes - 1 - region->low) >> region->grain;
+    for (size_t i = first; i <= last; i += count) {
+        Cell *cell = cell_at(region, i, last, &count);
+        uintptr_t at = region->low + (i << region->grain);
         if (!writes || atomic) {
-            uint64_t since = shared ? run.own->number : run.first_block;
+            uint32_t since = shared ? run.own->number : run.first_block;
             if ((region->flags & EMU_UNSET) && cell->write.block < since) {
                 fail(pc, "reads element %zu of %s, which nothing has written", i, name_of(region));
                 return;
@@ -305,7 +339,7 @@ static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int
                 return;
             }
             Event *kept = &cell->read, *other = &cell->other_read;
-            now.seen = atomic || has_seen(cell, kept, shared) || has_seen(cell, other, shared);
+            now.seen = atomic || has_seen(cell, shared);
             int same_thread = kept->thread == now.thread && kept->block == now.block;
             if (!same_thread && !ordered(kept, shared)) kept = other;
             *kept = now;
@@ -435,14 +469,15 @@ EXPORT void emu_yield(void) {
 EXPORT void emu_copy(void *to, const void *from, size_t bytes) {
     access_memory(PC, (void *)from, bytes, 0, 0);
     Region *region = find((uintptr_t)to);
-    if (region == NULL || (uintptr_t)to + bytes > region->high || region->cells == NULL) {
+    if (region == NULL || (uintptr_t)to + bytes > region->high ||
+        region->history.cells == NULL) {
         outside(PC, (uintptr_t)to, bytes, "copies");
         return;
     }
-    size_t first = ((uintptr_t)to - region->low) / region->grain;
-    size_t last = ((uintptr_t)to + bytes - 1 - region->low) / region->grain;
-    for (size_t i = first; i <= last; i++)
-        region->cells[i].write = (Event){run.own->number, .copied = 1};
+    size_t first = ((uintptr_t)to - region->low) >> region->grain, count;
+    size_t last = ((uintptr_t)to + bytes - 1 - region->low) >> region->grain;
+    for (size_t i = first; i <= last; i += count)
+        cell_at(region, i, last, &count)->write = (Event){run.own->number, .copied = 1};
     memcpy(to, from, bytes);
 }
 
@@ -592,7 +627,7 @@ static void enter(Block *block) {
         size_t bytes = region->high - region->low;
         memcpy(run.own->shared[i], (void *)region->low, bytes);
         memcpy((void *)region->low, block->shared[i], bytes);
-        region->cells = block->cells[i];
+        region->history = block->histories[i];
     }
     run.own = block;
 }
@@ -665,46 +700,70 @@ static void on_signal(int number) {
                                 : "overflows the stack, or reads a wild address");
 }
 
+/* Memory for histories: that of the launch before where it is enough. */
+static int prepare_histories(size_t lines, size_t cells) {
+    static size_t lines_room, cells_room;
+    static Cell *all_cells;
+    static uint8_t *all_runs;
+    if (cells > cells_room) {
+        if (all_cells) munmap(all_cells, cells_room * sizeof(Cell));
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        cells_room = cells * 2;
+        all_cells = mmap(NULL, cells_room * sizeof(Cell), PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (all_cells == MAP_FAILED) {
+            all_cells = NULL, cells_room = 0;
+            return -1;
+        }
+    }
+    if (lines > lines_room) {
+        free(all_runs);
+        lines_room = lines * 2;
+        all_runs = malloc(lines_room);
+        if (all_runs == NULL) {
+            lines_room = 0;
+            return -1;
+        }
+    }
+    run.free = (History){all_cells, all_runs};
+    return 0;
+}
+
+/* The history of a region, in which nothing has happened. */
+static History new_history(const Region *region) {
+    History history = run.free;
+    size_t lines = lines_of(region);
+    memset(history.runs, LINE - region->grain, lines);
+    run.free.runs += lines;
+    run.free.cells += lines << (LINE - region->grain);
+    return history;
+}
+
 static int prepare_regions(const struct emu_launch *launch, int blocks) {
-    static Cell *cells;
-    static size_t room;
-    size_t needed = 0;
+    size_t lines = 0, cells = 0;
     if (launch->region_count > MAX_REGIONS) return -1;
     run.region_count = launch->region_count;
     for (int i = 0; i < launch->region_count; i++) {
         const struct emu_region *given = &launch->regions[i];
         Region *region = &run.regions[i];
         *region = (Region){(uintptr_t)given->start, (uintptr_t)given->start + given->bytes,
-                           given->grain, given->flags, NULL};
-        size_t own = (given->bytes + given->grain - 1) / given->grain;
-        int shared = (given->flags & EMU_SHARED) != 0;
-        if (given->flags & EMU_WRITTEN) needed += own * (shared ? blocks : 1);
+                           __builtin_ctz(given->grain), given->flags, {NULL, NULL}};
+        size_t own = lines_of(region) * (given->flags & EMU_SHARED ? blocks : 1);
+        if (!(given->flags & EMU_WRITTEN)) continue;
+        lines += own;
+        cells += own << (LINE - region->grain);
     }
-    if (needed > room) {
-        if (cells) munmap(cells, room * sizeof(Cell));
-        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        room = needed * 2;
-        cells = mmap(NULL, room * sizeof(Cell), PROT_READ | PROT_WRITE, flags, -1, 0);
-        if (cells == MAP_FAILED) {
-            cells = NULL, room = 0;
-            return -1;
-        }
-    }
-    size_t used = 0;
+    if (prepare_histories(lines, cells)) return -1;
     run.shared_count = 0;
     for (int i = 0; i < launch->region_count; i++) {
         Region *region = &run.regions[i];
         if (!(region->flags & EMU_WRITTEN)) continue;
-        size_t own = (region->high - region->low + region->grain - 1) / region->grain;
-        region->cells = cells + used;
-        used += own;
+        region->history = new_history(region);
         if (!(region->flags & EMU_SHARED) || blocks == 1) continue;
         if (run.shared_count == SHARED_REGIONS) return -1;
         run.shared[run.shared_count] = region;
         for (int b = 0; b < blocks; b++) {
             Block *block = &run.blocks[b];
-            block->cells[run.shared_count] = b ? cells + used : region->cells;
-            used += b ? own : 0;
+            block->histories[run.shared_count] = b ? new_history(region) : region->history;
             free(block->shared[run.shared_count]);
             block->shared[run.shared_count] = calloc(region->high - region->low + 1, 1);
             if (block->shared[run.shared_count] == NULL) return -1;

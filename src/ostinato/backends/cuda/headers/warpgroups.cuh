@@ -1,5 +1,6 @@
 // Products of matrices in shared memory by the tensor cores of a group of four warps.
 #pragma once
+#include "packs.cuh"
 #include "products.cuh"
 
 namespace ost {
@@ -44,10 +45,11 @@ struct panels {
         rest.place += elements % panel;
         return rest;
     }
-    // An element of a product: of the line of a row or column, and of the line of the product.
-    unsigned short in_line(int line, int k) const { return first[in_panel(line, place + k)]; }
-    unsigned short in_column(int column, int k) const {
-        return first[column / panel * apart + in_panel(k, column % panel)];
+    // A chunk: of the line of a row or column, from a product on; of one product, from a column on.
+    typedef pack<unsigned short, 8> chunk;
+    chunk in_line(int line, int k) const { return chunk::load(first + in_panel(line, place + k)); }
+    chunk in_column(int column, int k) const {
+        return chunk::load(first + column / panel * apart + in_panel(k, column % panel));
     }
 #endif
 };
@@ -199,6 +201,34 @@ OST_FORMAT(bfloat16_format, "bf16")
 #undef OST_SUMS_64
 #endif
 
+#ifndef __CUDA_ARCH__
+// Adds the products of two rows of 16 elements and of the lane's columns to its sums.
+template <bool ByRows, int Tiles, class Format>
+inline void multiply_rows(
+    float (&sums)[Tiles][4], const float (&rows)[2][16], panels right, Format
+) {
+    const int place = threadIdx.x % 4 * 2;
+    for (int j = 0; j < Tiles; j++) {
+        float columns[2][16];
+        for (int i = 0; i < 16 && ByRows; i++) {
+            const panels::chunk chunk = right.in_column(j * 8, i);
+            for (int e = 0; e < 2; e++) columns[e][i] = Format::value(chunk.at[place + e]);
+        }
+        for (int e = 0; e < 2 && !ByRows; e++)
+            for (int k = 0; k < 16; k += 8) {
+                const panels::chunk chunk = right.in_line(j * 8 + place + e, k);
+                for (int i = 0; i < 8; i++) columns[e][k + i] = Format::value(chunk.at[i]);
+            }
+        for (int half = 0; half < 2; half++)
+            for (int e = 0; e < 2; e++)
+                for (int i = 0; i < 16; i++) {
+                    float& sum = sums[j][2 * half + e];
+                    sum = fmaf(rows[half][i], columns[e][i], sum);
+                }
+    }
+}
+#endif
+
 // Adds the product of 64 rows of 16 elements and 16 rows of 8 `Tiles` columns to the group's sums;
 // each warp has 16 rows, and each tile is as `multiply_tiles` has it. The group goes on meanwhile.
 // Unless it `Adds`, the product takes the place of the sums. `ByRows`: the right panels have a line
@@ -208,19 +238,17 @@ inline void multiply_group(float (&sums)[Tiles][4], panels left, panels right, F
 #ifdef __CUDA_ARCH__
     multiply_panels<ByRows, Adds>(sums, left.description(), right.description(), format);
 #else
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    for (int j = 0; j < Tiles; j++) {
-        for (int e = 0; e < 4; e++) {
-            const int row = warp * 16 + lane / 4 + e / 2 * 8, column = j * 8 + lane % 4 * 2 + e % 2;
-            if (!Adds) sums[j][e] = 0;
-            for (int i = 0; i < 16; i++) {
-                const float x = Format::value(left.in_line(row, i));
-                const float y =
-                    Format::value(ByRows ? right.in_column(column, i) : right.in_line(column, i));
-                sums[j][e] = fmaf(x, y, sums[j][e]);
-            }
-        }
+    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    for (int j = 0; j < Tiles && !Adds; j++) {
+        for (int e = 0; e < 4; e++) sums[j][e] = 0;
     }
+    float rows[2][16];
+    for (int half = 0; half < 2; half++)
+        for (int k = 0; k < 16; k += 8) {
+            const panels::chunk chunk = left.in_line(row + 8 * half, k);
+            for (int i = 0; i < 8; i++) rows[half][k + i] = Format::value(chunk.at[i]);
+        }
+    multiply_rows<ByRows>(sums, rows, right, format);
 #endif
 }
 
@@ -236,21 +264,15 @@ inline void multiply_group(
     for (int j = 0; j < Tiles && !Adds; j++) {
         for (int e = 0; e < 4; e++) sums[j][e] = 0;
     }
-    for (int i = 0; i < 16; i++) {
-        for (int half = 0; half < 2; half++) {
+    float rows[2][16];
+    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < 16; i += 2) {
             const unsigned pair =
                 __shfl_sync(0xFFFFFFFFu, left[i / 8 * 2 + half], lane / 4 * 4 + i % 8 / 2);
-            const float x = Format::value(pair >> i % 2 * 16 & 0xFFFFu);
-            for (int j = 0; j < Tiles; j++) {
-                for (int e = 0; e < 2; e++) {
-                    const int column = j * 8 + lane % 4 * 2 + e;
-                    const float y =
-                        Format::value(ByRows ? right.in_column(column, i) : right.in_line(column, i));
-                    sums[j][2 * half + e] = fmaf(x, y, sums[j][2 * half + e]);
-                }
-            }
+            rows[half][i] = Format::value(pair & 0xFFFFu);
+            rows[half][i + 1] = Format::value(pair >> 16);
         }
-    }
+    multiply_rows<ByRows>(sums, rows, right, format);
 #endif
 }
 
