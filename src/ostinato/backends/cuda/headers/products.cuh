@@ -77,6 +77,31 @@ inline unsigned signed_codes(unsigned codes) {
     return ((codes | 0x80808080u) - 0x08080808u) ^ 0x80808080u;
 }
 
+#ifndef __CUDA_ARCH__
+// The words of a product of tiles that a lane's sums are of, in the order of the sums: those of rows
+// g and g + 8, and of columns 2t and 2t + 1; see below.
+struct tile_words {
+    unsigned rows[2][8], columns[2][8];
+
+    tile_words(const unsigned (&a)[4], unsigned b0, unsigned b1) {
+        const int lane = threadIdx.x % 32;
+        for (int t = 0; t < 4; t++)
+            for (int i = 0; i < 2; i++) {
+                const int row = lane / 4 * 4 + t, column = (lane % 4 * 2 + i) * 4 + t;
+                exchange(rows[i], t, a[i], a[2 + i], row);
+                exchange(columns[i], t, b0, b1, column);
+            }
+    }
+
+    static void exchange(unsigned (&words)[8], int t, unsigned low, unsigned high, int lane) {
+        const unsigned long long both = low | (unsigned long long)high << 32;
+        const unsigned long long found = __shfl_sync(0xFFFFFFFFu, both, lane);
+        words[t] = (unsigned)found;
+        words[4 + t] = (unsigned)(found >> 32);
+    }
+};
+#endif
+
 #ifdef __CUDA_ARCH__
 #define OST_MULTIPLY_BYTES(LEFT, RIGHT)                                                     \
     asm("mma.sync.aligned.m16n8k32.row.col.s32." LEFT "." RIGHT ".s32 "                     \
@@ -99,19 +124,12 @@ inline void multiply_bytes(
     else if (SignedRight) OST_MULTIPLY_BYTES("u8", "s8");
     else OST_MULTIPLY_BYTES("u8", "u8");
 #else
-    int lane = threadIdx.x % 32;
-    for (int half = 0; half < 2; half++) {
-        for (int t = 0; t < 4; t++) {
-            unsigned rows[2], columns[2];
-            for (int i = 0; i < 2; i++) {
-                rows[i] = __shfl_sync(0xFFFFFFFFu, a[2 * half + i], lane / 4 * 4 + t);
-                int column = lane % 4 * 2 + i;
-                columns[i] = __shfl_sync(0xFFFFFFFFu, half ? b1 : b0, column * 4 + t);
-            }
-            for (int i = 0; i < 4; i++)
-                sums[i] = dot_bytes<SignedLeft, SignedRight>(rows[i / 2], columns[i % 2], sums[i]);
-        }
-    }
+    const tile_words tile(a, b0, b1);
+    for (int w = 0; w < 8; w++)
+        for (int i = 0; i < 4; i++)
+            sums[i] = dot_bytes<SignedLeft, SignedRight>(
+                tile.rows[i / 2][w], tile.columns[i % 2][w], sums[i]
+            );
 #endif
 }
 #ifdef __CUDA_ARCH__
@@ -414,24 +432,14 @@ template <class Format>
 inline void multiply_tiles(
     float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Format
 ) {
-    int lane = threadIdx.x % 32;
-    for (int half = 0; half < 2; half++) {
-        for (int t = 0; t < 4; t++) {
-            unsigned rows[2], columns[2];
-            for (int i = 0; i < 2; i++) {
-                rows[i] = __shfl_sync(0xFFFFFFFFu, a[2 * half + i], lane / 4 * 4 + t);
-                int column = lane % 4 * 2 + i;
-                columns[i] = __shfl_sync(0xFFFFFFFFu, half ? b1 : b0, column * 4 + t);
+    const tile_words tile(a, b0, b1);
+    for (int w = 0; w < 8; w++)
+        for (int i = 0; i < 4; i++)
+            for (int shift = 0; shift < 32; shift += 16) {
+                const float x = Format::value(tile.rows[i / 2][w] >> shift & 0xFFFFu);
+                const float y = Format::value(tile.columns[i % 2][w] >> shift & 0xFFFFu);
+                sums[i] = fmaf(x, y, sums[i]);
             }
-            for (int i = 0; i < 4; i++) {
-                for (int shift = 0; shift < 32; shift += 16) {
-                    float x = Format::value(rows[i / 2] >> shift & 0xFFFFu);
-                    float y = Format::value(columns[i % 2] >> shift & 0xFFFFu);
-                    sums[i] = fmaf(x, y, sums[i]);
-                }
-            }
-        }
-    }
 }
 #endif
 
