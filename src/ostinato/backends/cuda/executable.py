@@ -200,7 +200,7 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
             epoch = program.epoch
             on_host = not any(isinstance(array, DeviceArray) for array in arrays)
             if on_host:
-                places = program.host_places(spans, variables)
+                places = program.memory.host_places(spans, variables)
             else:
                 places = program.places(arrays, variables)
             program.run_at(places, variables)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ostinato.backends.cuda.memory import DeviceBlock
 from ostinato.backends.cuda.rules.stamped_segment import LOG_WORDS
-from ostinato.plan.profile import PartTime, TimedStep
+from ostinato.plan.profile import PartTime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.gpu import Gpu, Library
     from ostinato.backends.cuda.rules.stamped_segment import StampedSegment
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.plan.profile import StepTime
 
-__all__ = ["StampedStep", "StepTimes", "part_times", "stamped_steps"]
+__all__ = ["StampedStep", "part_times", "stamped_steps"]
 
 Array = np.ndarray[Any, Any]
 
@@ -58,46 +57,6 @@ class StampedStep(NamedTuple):
         found = np.zeros((self.launch.grid, self.entries, LOG_WORDS), np.int64)
         logs.read(0, found.data.cast("B"))
         return part_times(found, self.blocks)
-
-
-class StepTimes:
-    """The times of the steps of a run, added up where a step runs often.
-
-    Args:
-        forms: by step, the form that logs the ends of parts, if it has one.
-        gpu: the GPU.
-
-    Attributes:
-        found: by step, its time.
-    """
-
-    def __init__(self, forms: Sequence[StampedStep | None], gpu: Gpu) -> None:
-        self._forms = forms
-        self._gpu = gpu
-        self.found: list[StepTime] = [
-            0.0 if form is None else TimedStep(0.0, [PartTime(0, 0, 0, 0, n) for n in form.blocks])
-            for form in forms
-        ]
-
-    def new_logs(self, start: int, end: int) -> dict[int, tuple[StampedStep, DeviceBlock]]:
-        """By position, the forms of steps that log ends, each with memory for that."""
-        forms = ((position, self._forms[position]) for position in range(start, end))
-        return {at: (form, form.new_log(self._gpu)) for at, form in forms if form is not None}
-
-    def add(
-        self,
-        position: int,
-        elapsed: float,
-        logs: Mapping[int, tuple[StampedStep, DeviceBlock]],
-    ) -> None:
-        """Add the seconds of a launch, after which its log has been written."""
-        before = self.found[position]
-        if not isinstance(before, TimedStep):
-            self.found[position] = before + elapsed
-            return
-        form, log = logs[position]
-        parts = [a + b for a, b in zip(before.parts, form.times(log), strict=True)]
-        self.found[position] = TimedStep(before.elapsed + elapsed, parts)
 
 
 def stamped_steps(

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from functools import cached_property, partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.common.program_image import Slot
-from ostinato.backends.common.regions import host_address
 from ostinato.backends.cuda._graph_calls import Epoch, GraphRun
 from ostinato.backends.cuda.abi import SIGNAL, SIGNAL_LAUNCH
-from ostinato.backends.cuda.algorithms import ReadyProduct, ready_product
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.mapped import mapped_externals
-from ostinato.backends.cuda.memory import DeviceBlock
-from ostinato.backends.cuda.part_logs import StepTimes
 from ostinato.backends.cuda.pipeline import Pipeline
-from ostinato.backends.cuda.places import Places, Transfer
-from ostinato.backends.cuda.product import Product
+from ostinato.backends.cuda.places import RunMemory, Transfer
+from ostinato.backends.cuda.ready_steps import ReadySteps
 from ostinato.backends.cuda.staging import Staging
+from ostinato.backends.cuda.step_times import StepTimes
 from ostinato.errors import VariableError
 from ostinato.lower.control import ControlKind
-from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import NOTHING, Accesses
 
 if TYPE_CHECKING:
@@ -33,22 +27,12 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Gpu, Library, Stream
     from ostinato.backends.cuda.image import Step
+    from ostinato.backends.cuda.memory import DeviceBlock
     from ostinato.backends.cuda.part_logs import StampedStep
+    from ostinato.backends.cuda.places import Places
     from ostinato.plan.profile import StepTime
 
-    #: Addresses by slot.
-    _Slots: TypeAlias = Sequence[int] | Mapping[int, int]
-
-    #: The launched part of a step: the driver's kernel, or a product by a library.
-    _Function: TypeAlias = int | ReadyProduct
-
 __all__ = ["CudaProgram"]
-
-#: Kernels take inputs and outputs to be aligned by this, so that they can load several elements.
-_ALIGNMENT = 256
-
-#: Values of Variables whose memory is known to be there.
-_MOST_VALUES = 1024
 
 #: Graphs of a program that are kept, for the addresses that it ran on last.
 _MOST_GRAPHS = 8
@@ -74,6 +58,7 @@ class CudaProgram:
 
     Attributes:
         sizes: see above.
+        memory: finds that of runs.
         epoch: the time since memory of its was last exchanged or given back.
         on_run: called after each run but those of :meth:`graph_run`, with the values of its
             Variables.
@@ -93,16 +78,13 @@ class CudaProgram:
         stamped: Callable[[], Mapping[str, StampedStep]] = dict,
     ) -> None:
         self._stamped = stamped
-        self._code = code  # functions are gone with the last reference to their library
         self.sizes = sizes
         self._touches = tuple(touches)
         self._gpu: Gpu = stream.gpu
         self._stream = stream
-        self._steps = tuple(steps)
-        self._functions = [_function(self._gpu, step, code) for step in steps]
+        self._steps = ReadySteps(self._gpu, steps, code)
         self._signal = code[SIGNAL].function(SIGNAL, 0) if SIGNAL in code else 0
         self._externals = tuple(externals)
-        self._fixed = fixed
         self._decides = any(step.control for step in steps)
         self._problems = {step.failure: step.problem for step in steps if step.failure}
         loops = sum(step.control == ControlKind.LOOP for step in steps)
@@ -117,12 +99,11 @@ class CudaProgram:
             resets=resets,
         )
         self._staging = self._new_staging()
+        self.memory = RunMemory(sizes, self._externals, fixed, self._staging)
         self._pipeline: Pipeline | None = None
-        self._staged: tuple[list[int], list[tuple[bool, int, bool]]] | None = None
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
         self.epoch = Epoch()
-        self._taken: set[tuple[int, ...]] = set()
         self._repeated: tuple[Places | None, GraphRun | None] = None, None  # of the last run
         self.on_run: Callable[[Sequence[int]], None] | None = None
 
@@ -130,14 +111,15 @@ class CudaProgram:
         """Have all runs find their memory anew: some of it is exchanged or given back."""
         self.epoch.end()
         self.epoch = Epoch()
-        self._taken = set()
+        self.memory.forget()
         self._repeated = None, None
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
         self.begin_epoch()
         self._staging.discard()
-        self._pipeline = self._staged = None
+        self.memory.discard()
+        self._pipeline = None
         if self._graphs is not None:
             self._graphs.clear()
 
@@ -164,6 +146,10 @@ class CudaProgram:
             VariableError: a size that depends on data is out of bounds.
         """
         self.run_at(self.places(blocks, variables), variables)
+
+    def places(self, blocks: Sequence[Any], variables: Sequence[int]) -> Places:
+        """The memory of a run on inputs and outputs; see :meth:`RunMemory.places`."""
+        return self.memory.places(blocks, variables)
 
     def run_at(self, places: Places, variables: Sequence[int]) -> None:
         """Run on memory that was found by :meth:`places`; see :meth:`run`."""
@@ -259,7 +245,7 @@ class CudaProgram:
         with self._stream.guard, self._gpu.current() as driver:
             try:
                 for blocks, variables in runs:
-                    places = self.places(blocks, variables, staging=pipeline.free_staging)
+                    places = self.memory.places(blocks, variables, pipeline.free_staging)
                     pipeline.run(driver, places, variables)
                     if self.on_run is not None:
                         self.on_run(variables)
@@ -269,13 +255,17 @@ class CudaProgram:
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[StepTime]:
         """Run; return the time of each step."""
-        stamped = self._stamped()
-        times = StepTimes([stamped.get(step.code) for step in self._steps], self._gpu)
+        stamped, steps = self._stamped(), self._steps
+        forms = [stamped.get(steps[position].code) for position in range(len(steps))]
+        times = StepTimes(steps, forms, self._stream, graphs=self._graphs is not None)
+
+        def measure(driver: Driver, positions: range, slots: Sequence[int]) -> None:
+            times.measure(driver, positions, slots, self._staging.variables)
 
         def launch(driver: Driver, slots: list[int]) -> None:
             self._staging.copy_in(driver, self._stream.handle)
-            for start, end in self._stretches(driver, slots, times):
-                self._time(driver, start, end, slots, times)
+            for positions in self._stretches(driver, slots, measure):
+                measure(driver, positions, slots)
             self._copy_out(driver)
 
         self._carry_out(self.places(blocks, variables), variables, launch)
@@ -285,101 +275,12 @@ class CudaProgram:
         self, steps: Sequence[Step], code: Mapping[str, Library], slots: Mapping[int, int]
     ) -> None:
         """Run other steps once, on the given addresses of slots, and wait."""
-        stream = self._stream.handle
-        functions = [_function(self._gpu, step, code) for step in steps]
+        stream, ready = self._stream.handle, ReadySteps(self._gpu, steps, code)
         with self._stream.guard, self._gpu.current() as driver:
             self._staging.write_variables(())
             self._staging.copy_in(driver, stream)
-            for step, function in zip(steps, functions, strict=True):
-                self._launch(driver, step, function, slots)
+            ready.launch(driver, slots, self._staging.variables, stream)
             driver.synchronize(stream)
-
-    def places(
-        self,
-        blocks: Sequence[Any],
-        variables: Sequence[int],
-        staging: Staging | None = None,
-    ) -> Places:
-        """The memory of a run on these inputs and outputs.
-
-        Args:
-            blocks, variables: see :meth:`run`.
-            staging: the memory of the run's copies; by default, the program's own.
-        """
-        staging = self._staging if staging is None else staging
-        self.take_memory(variables)
-        fixed = self.fixed_addresses()
-        places = Places(fixed, [*fixed], [], [], [], [])
-        for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
-            if isinstance(block, DeviceBlock):
-                block.ready(0, block.nbytes)
-            if isinstance(block, DeviceBlock | DeviceArray) and block.address % _ALIGNMENT == 0:
-                places.slots.append(block.address)
-                continue
-            nbytes = self.sizes.nbytes(number, variables)
-            inside = staging.address(number, nbytes)
-            places.slots.append(inside)
-            nbytes = min(byte_count(block), nbytes)
-            if nbytes == 0:
-                continue
-            if isinstance(block, DeviceBlock | DeviceArray):
-                places.add(external, Transfer(block.address, inside, nbytes), staged=False)
-                continue
-            staged = staging.host_address(number)
-            transfer = Transfer(host_address(block), staged or inside, nbytes)
-            places.add(external, transfer, staged=bool(staged))
-        return places
-
-    def host_places(self, spans: Sequence[tuple[int, int]], variables: Sequence[int]) -> Places:
-        """The same for arrays of the host, all but whose addresses is known before the run.
-
-        Args:
-            spans: the address and the size of each array.
-            variables: see :meth:`run`.
-        """
-        if self._staged is None:
-            self._staged = self._staged_places()
-        inside, transfers = self._staged
-        self.take_memory(variables)
-        fixed = self.fixed_addresses()
-        places = Places(fixed, fixed + inside, [], [], [], [])
-        for number, (staged, target, depends) in enumerate(transfers):
-            outside, nbytes = spans[number]
-            if depends:
-                live = self.sizes.nbytes(number, variables)
-                self._staging.address(number, live)
-                nbytes = min(nbytes, live)
-            if nbytes:
-                transfer = Transfer(outside, target, nbytes)
-                places.add(self._externals[number], transfer, staged=staged)
-        return places
-
-    def take_memory(self, variables: Sequence[int]) -> None:
-        """Have memory for what a run uses of the arena, where that is not all of it.
-
-        Raises:
-            DeviceMemoryError: the device has not enough memory.
-        """
-        if not self.sizes.partial or (values := tuple(variables)) in self._taken:
-            return
-        taken, arena = self._taken, self._fixed()[Slot.ARENA]
-        for offset, nbytes in self.sizes.extents(values):
-            arena.ready(offset, nbytes)
-        if len(taken) >= _MOST_VALUES:
-            taken.clear()
-        taken.add(values)
-
-    def _staged_places(self) -> tuple[list[int], list[tuple[bool, int, bool]]]:
-        """The slots of staged arrays; by array, whether the processor copies it, its place and
-        whether its size follows from Variables.
-        """
-        staging, transfers = self._staging, []
-        inside = [staging.address(number, 0) for number in range(len(self._externals))]
-        for number in range(len(self._externals)):
-            staged = staging.host_address(number)
-            place = staged or inside[number]
-            transfers.append((bool(staged), place, self.sizes.depends(number)))
-        return inside, transfers
 
     def _carry_out(
         self, places: Places, variables: Sequence[int], work: Callable[[Driver, list[int]], None]
@@ -421,8 +322,7 @@ class CudaProgram:
         def launch() -> None:
             stream, status = self._stream.handle, bool(self._problems)
             used.copy_in(driver, stream)
-            for step, function in zip(self._steps, self._functions, strict=True):
-                _launch(driver, step, function, slots, used.variables, stream)
+            self._steps.launch(driver, slots, used.variables, stream)
             used.copy_out(driver, stream, status=status)
             if self._signal:
                 driver.launch(self._signal, SIGNAL_LAUNCH, [*used.signal, used.variables], stream)
@@ -441,33 +341,36 @@ class CudaProgram:
     def _decide(self, driver: Driver, slots: list[int]) -> None:
         """The steps of a program with control flow, a stretch at a time."""
         self._staging.copy_in(driver, self._stream.handle)
-        for start, end in self._stretches(driver, slots):
-            if end > start:
-
-                def launch(start: int = start, end: int = end) -> None:
-                    self._launch_steps(driver, start, end, slots)
-
-                self._launch_graph(driver, (start, *slots), launch)
+        for positions in self._stretches(driver, slots, self._launch):
+            if positions:
+                launch = partial(self._launch, driver, positions, slots)
+                self._launch_graph(driver, (positions.start, *slots), launch)
         self._copy_out(driver)
 
     def _stretches(
-        self, driver: Driver, slots: Sequence[int], times: StepTimes | None = None
-    ) -> Iterator[tuple[int, int]]:
-        """The stretches of steps between decisions, in the order in which they run."""
+        self,
+        driver: Driver,
+        slots: Sequence[int],
+        launch: Callable[[Driver, range, Sequence[int]], None],
+    ) -> Iterator[range]:
+        """The stretches of steps between decisions, in the order in which they run.
+
+        Args:
+            driver: the driver.
+            slots: the addresses of all slots.
+            launch: launches the steps that decide.
+        """
         position = 0
         while position < len(self._steps):
             end = position
             while end < len(self._steps) and not self._steps[end].control:
                 end += 1
-            yield position, end
+            yield range(position, end)
             if end == len(self._steps):
                 return
             step, goes_on = self._steps[end], True
             if step.code:
-                if times is None:
-                    self._launch(driver, step, self._functions[end], slots)
-                else:
-                    self._time(driver, end, end + 1, slots, times)
+                launch(driver, range(end, end + 1), slots)
                 self._staging.copy_status(driver, self._stream.handle)
                 driver.synchronize(self._stream.handle)
                 self._check()
@@ -477,45 +380,9 @@ class CudaProgram:
     def _copy_out(self, driver: Driver) -> None:
         self._staging.copy_out(driver, self._stream.handle, status=bool(self._problems))
 
-    def _launch_steps(self, driver: Driver, start: int, end: int, slots: Sequence[int]) -> None:
-        for position in range(start, end):
-            self._launch(driver, self._steps[position], self._functions[position], slots)
-
-    def _launch(self, driver: Driver, step: Step, function: _Function, slots: _Slots) -> None:
-        _launch(driver, step, function, slots, self._staging.variables, self._stream.handle)
-
-    def _time(
-        self, driver: Driver, start: int, end: int, slots: Sequence[int], times: StepTimes
-    ) -> None:
-        """Launch steps, wait, and add the time that each took."""
-        events = [driver.create_event(timed=True) for _ in range(end - start + 1)]
-        logs = times.new_logs(start, end)
-
-        def launch() -> None:
-            stream, variables = self._stream.handle, self._staging.variables
-            driver.record(events[0], stream)
-            for position, event in enumerate(events[1:], start):
-                step = self._steps[position]
-                if position in logs:
-                    form, log = logs[position]
-                    given = [*_addresses(step, slots), log.address, variables]
-                    driver.launch(form.function, form.launch, given, stream)
-                else:
-                    self._launch(driver, step, self._functions[position], slots)
-                driver.record(event, stream)
-
-        graphs = Graphs(self._stream, 1, after=0)
-        try:
-            if self._graphs is None:
-                launch()
-            else:  # at once, so that the time between two launches does not count
-                graphs.launch(driver, (), launch)
-            driver.synchronize(self._stream.handle)
-            for position, (before, after) in enumerate(pairwise(events), start):
-                times.add(position, driver.elapsed(before, after), logs)
-        finally:
-            for event in events:
-                driver.destroy_event(event)
+    def _launch(self, driver: Driver, positions: range, slots: Sequence[int]) -> None:
+        stream, variables = self._stream.handle, self._staging.variables
+        self._steps.launch(driver, slots, variables, stream, positions)
 
     # -- as part of other work ---------------------------------------------------------------------
 
@@ -539,7 +406,7 @@ class CudaProgram:
 
     def fixed_addresses(self) -> list[int]:
         """The addresses of the fixed slots."""
-        return [block.address for block in self._fixed()]
+        return self.memory.fixed_addresses()
 
     def launch_on(self, driver: Driver, slots: Sequence[int], variables: int, stream: int) -> None:
         """Launch all steps of a program that is mergeable.
@@ -550,42 +417,9 @@ class CudaProgram:
             variables: the address of the first Variable.
             stream: takes the work.
         """
-        for step, function in zip(self._steps, self._functions, strict=True):
-            _launch(driver, step, function, slots, variables, stream)
+        self._steps.launch(driver, slots, variables, stream)
 
 
 def _graph_key(slots: Sequence[int]) -> tuple[int, ...]:
     """The key of the graph of a whole run on some memory."""
     return (0, *slots)
-
-
-def _launch(
-    driver: Driver, step: Step, function: _Function, slots: _Slots, variables: int, stream: int
-) -> None:
-    """Launch a step: a kernel, a product by a library, or a copy."""
-    addresses = _addresses(step, slots)
-    if isinstance(function, ReadyProduct):
-        function.launch(addresses, stream)
-    elif function:
-        driver.launch(function, step.launch, [*addresses, variables], stream)
-    elif step.nbytes:
-        target, source = addresses
-        driver.copy(target, source, step.nbytes, stream)
-
-
-def _addresses(step: Step, slots: _Slots) -> list[int]:
-    """The addresses of a step's arguments."""
-    return [slots[slot] + offset for slot, offset in step.arguments]
-
-
-def _function(gpu: Gpu, step: Step, code: Mapping[str, Library]) -> _Function:
-    """The kernel of a step, or its product; 0 for one without."""
-    if step.product:
-        return ready_product(gpu, Product.of_entry(step.product))
-    return code[step.code].function(step.code, step.launch.shared_bytes) if step.code else 0
-
-
-def byte_count(block: Any) -> int:
-    """The size of an array, or of another buffer of the host."""
-    nbytes: int = block.nbytes if hasattr(block, "nbytes") else memoryview(block).nbytes
-    return nbytes

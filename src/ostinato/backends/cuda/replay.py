@@ -109,7 +109,7 @@ class MergedReplay:
         for work, start, values in zip(self._works, self._variables, variables, strict=True):
             words[start : start + len(values)] = values
             if work.program is not None:
-                work.program.take_memory(values)
+                work.program.memory.take(values)
         slots, key = self._current_slots()
         if not self._run_natively(key, words):
             self._run(slots, key, words, variables)
