@@ -62,4 +62,4 @@ def pytest_collection_finish() -> None:
     Python's own thresholds take a twentieth of the time of all tests.
     """
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)

@@ -22,8 +22,8 @@ CHUNK = 250
 
 def test_random_graphs() -> None:
     session = ost.Session("cpu", threads=2)
-    refused = [reason for number in range(30) if (reason := check(number, [session]))]
-    assert len(refused) < 10, "\n".join(refused)
+    refused = [reason for number in range(20) if (reason := check(number, [session]))]
+    assert len(refused) < 7, "\n".join(refused)
 
 
 @pytest.mark.slow

@@ -49,7 +49,11 @@ SUBMISSIONS: dict[str, Callable[[ost.Session], Prepared]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SUBMISSIONS)
+@pytest.mark.parametrize(
+    "kind",
+    # `finish` commits and waits, too.
+    [pytest.param(k, marks=[pytest.mark.slow] if k == "commit" else []) for k in SUBMISSIONS],
+)
 def test_a_submission_is_not_recorded_by_a_thread_that_begins_meanwhile(kind: str) -> None:
     """The other thread begins at any point, between the check and the launch included."""
     for schedule in preemptions():
