@@ -171,13 +171,11 @@ class _Lowering:
     def _fuse(self) -> list[Region]:
         """Regions; notes the nodes that other regions' kernels compute."""
         build, results, fusion = self.build, self.graph.results(), self.options.fusion
-        by_library, on_host = self.table.by_library, self.table.on_host
-        if by_library is None:
-            regions, refused = form_regions(build.nodes, fusion, on_host=on_host)
-        else:
-            apart = replace(fusion, products=False)
-            takes = self._takes_epilogue
-            regions, refused = form_regions(build.nodes, apart, takes, on_host)
+        takes, on_host = None, self.table.on_host
+        if self.table.by_library is not None:
+            fusion, takes = replace(fusion, products=False), self._takes_epilogue
+        epilogues = self.table.epilogues
+        regions, refused = form_regions(build.nodes, fusion, takes, on_host, epilogues)
         self.refused += refused
         build.fixed = {node for region in regions if region.fixed for node in region.members}
         if fusion.elementwise:

@@ -11,7 +11,7 @@ from ostinato.lower.loopir.views import VIEWS
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from ostinato.ir.graph import Node, Value
+    from ostinato.ir.graph import BaseGraph, Node, Value
 
 __all__ = [
     "are_fixed",
@@ -20,6 +20,7 @@ __all__ = [
     "is_transparent",
     "nodes_behind",
     "reads_state",
+    "sole_readers",
 ]
 
 T = TypeVar("T")
@@ -84,6 +85,22 @@ def reads_state(value: Value) -> bool:
         if is_transparent(node):
             stack.extend(node.inputs)
     return False
+
+
+def sole_readers(graph: BaseGraph, nodes: Iterable[Node]) -> dict[Value, Node]:
+    """By value, the node that alone reads it; values that are results of the graph have none.
+
+    Args:
+        graph: theirs.
+        nodes: all that are computed.
+    """
+    readers: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in dict.fromkeys(node.inputs):
+            readers.setdefault(value, []).append(node)
+    for result in graph.results():
+        readers.pop(result, None)
+    return {value: found[0] for value, found in readers.items() if len(found) == 1}
 
 
 def in_order(things: Iterable[T], read: Callable[[T], Iterable[T]]) -> list[T]:

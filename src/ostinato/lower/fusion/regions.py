@@ -34,7 +34,7 @@ from ostinato.records import dataclass, field
 from ostinato.variables import Dim, bounds, prod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ostinato.ir.graph import Node, Value
 
@@ -140,6 +140,7 @@ def form_regions(
     options: FusionOptions,
     takes_epilogue: Callable[[Region, Node], bool] | None = None,
     on_host: Callable[[Node], bool] | None = None,
+    epilogues: Collection[Node] = (),
 ) -> tuple[list[Region], list[Refusal]]:
     """Regions in an order in which they can run, and the fusions that were refused.
 
@@ -150,10 +151,11 @@ def form_regions(
         options: the fusions that are on.
         takes_epilogue: whether the device's kernel of a region with a root takes a reader as well;
             by default, that is for the root's op to say.
-        on_host: see :class:`~ostinato.lower.rules.table.RuleTable`.
+        on_host, epilogues: see :class:`~ostinato.lower.rules.table.RuleTable`.
     """
     factors = epilogue_factors(nodes) if options.row_factors and options.epilogue else set()
-    former = _Former(options, _stored_producers(nodes), factors, takes_epilogue, on_host)
+    stored = _stored_producers(nodes)
+    former = _Former(options, stored, factors, takes_epilogue, on_host, epilogues)
     for node in nodes:
         if not is_transparent(node):
             former.add(node)
@@ -184,12 +186,14 @@ class _Former:
         factors: set[Node],
         takes_epilogue: Callable[[Region, Node], bool] | None,
         on_host: Callable[[Node], bool] | None,
+        epilogues: Collection[Node],
     ) -> None:
         self.options = options
         self._stored = stored
         self._factors = factors
         self._takes_epilogue = takes_epilogue
         self._on_host = on_host
+        self._epilogues = epilogues
         self.refused: list[Refusal] = []
         self._position: dict[Node, int] = {}
         self._readers: dict[Node, list[Node]] = {}
@@ -264,7 +268,7 @@ class _Former:
     def _refusal(self, left: Region, right: Region, edge: _Edge, node: Node) -> str:
         """The reason why two regions stay apart; empty when they may merge."""
         options = self.options
-        if left.root is not None and not left.root.op.takes_epilogue:
+        if left.root is not None and not self._is_epilogue(left.root, node):
             return "off"
         if left.roots and not self._epilogue_after(left, node):
             return "a library multiplies, without this epilogue"
@@ -295,6 +299,10 @@ class _Former:
         if merged.inner is not None and _too_few_rows(merged, options):
             return "too few rows to run in parallel"
         return self._order_refusal(merged)
+
+    def _is_epilogue(self, root: Node, node: Node) -> bool:
+        """Whether a reader may be computed where a root's result is stored."""
+        return root.op.takes_epilogue or node in self._epilogues
 
     def _epilogue_after(self, left: Region, node: Node) -> bool:
         """Whether the device's kernel of a region with a root takes a reader."""

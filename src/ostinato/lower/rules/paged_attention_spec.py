@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ostinato.lower.loopir.builder import cast, symbols_of
+from ostinato.lower.loopir.builder import cast, store_at, symbols_of
 from ostinato.lower.loopir.dependences import reached
 from ostinato.lower.loopir.nodes import Accumulator, Load, Store, extent_of, max_extent
 from ostinato.lower.loopir.views import linear_index
@@ -49,7 +49,8 @@ class PagedAttentionSpec:
             ``shared``; ``None`` where there are none.
         sink: at ``shared`` and ``member``, a score that counts without a key, if there is one.
         scale, softcap, window: see the op ``attention``.
-        store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
+        store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result,
+            before it is rounded to its dtype.
     """
 
     row: Symbol
@@ -142,16 +143,17 @@ class PagedAttentionSpec:
 
 
 def paged_attention_spec(
-    build: KernelBuilder, node: Node, result: Value, buffer: LoweredBuffer
+    build: KernelBuilder, node: Node, value: Value, buffer: LoweredBuffer
 ) -> PagedAttentionSpec:
     """The algebra of a node.
 
     Args:
         build: the builder of the kernel, for which the pools are in place.
         node: a ``paged_attention``.
-        result: its result.
+        value: its result, or what the kernel's region makes of it.
         buffer: that ``store`` writes.
     """
+    (result,) = node.outputs
     q, keys, values, table, sequence, position = node.inputs[:6]
     scales, sinks = scales_and_sinks(node.inputs)
     acc, attrs = q.dtype.accumulator, node.attrs
@@ -169,7 +171,8 @@ def paged_attention_spec(
     assert isinstance(k, Load)
     assert isinstance(v, Load)
     assert isinstance(features, int)
-    target = build.argument(buffer, writes=True)
+    build.results[result] = Accumulator(acc)
+    store = store_at(build, value, buffer, result.shape, (row, head, column))
     named = (row, shared, member, depth, column, block, place, owner, page)
     axes: dict[str, Any] = dict(zip(_AXES, symbols_of(named), strict=True))
     sink = cast(build.at(sinks[0], (head,)), acc) if sinks else None
@@ -190,7 +193,7 @@ def paged_attention_spec(
         scale=1.0 / math.sqrt(features) if attrs["scale"] is None else float(attrs["scale"]),
         softcap=attrs["softcap"],
         window=attrs["window"],
-        store=Store(target, linear_index(result.shape, (row, head, column)), Accumulator(acc)),
+        store=store,
     )
 
 

@@ -23,7 +23,7 @@ from ostinato.lower.rules.updates import (
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
@@ -52,6 +52,7 @@ class RuleTable:
         by_library: whether a library computes a root. Where a device has a library, the matmuls
             that it computes are those that are horizontally fused.
         library_epilogue: whether the library takes the one reader of a root; ``None``: none.
+        epilogues: readers that kernels compute with a root whose op takes no other ones.
         on_host: whether the host computes a node in place of the device. It shares no kernel with
             nodes of the device then, whose results have other bits there.
     """
@@ -62,6 +63,7 @@ class RuleTable:
     layout_gains: LayoutGains | None = None
     by_library: Callable[[Node], bool] | None = None
     library_epilogue: Callable[[Node, Node], bool] | None = None
+    epilogues: Collection[Node] = ()
     on_host: Callable[[Node], bool] | None = None
 
     def find(self, op: str) -> Rule | None:

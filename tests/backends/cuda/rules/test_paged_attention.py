@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -14,11 +15,13 @@ from ostinato.backends.cuda.render import paged_groups, paged_tiles
 from ostinato.backends.cuda.rules.paged_attention import PagedAttention
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.target import CudaTarget
+from ostinato.ir.graph import Value
 from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
 from ostinato.reference import evaluate
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.devices.registered import open_session
+from tests.paged_graphs import ROWS as ANY_ROWS
 from tests.paged_graphs import arrays_of, attend, blank_unread
 
 #: Few rows, or pools that are not for tensor cores.
@@ -70,6 +73,17 @@ GROUPS: list[dict[str, Any]] = [
     {"rows": 20, "dtype": "bfloat16", "depth": (64, 64), "window": 1, "table": (2, 2)},
     {"rows": 17, "depth": (80, 64), "scale": -0.7, "softcap": 4.0, "sinks": True, "table": (1, 2)},
     {"rows": 66, "heads": (1, 1), "depth": (16, 64), "blocks": (3, 256), "table": (1, 1)},
+]
+
+FEW_KEYS = {"rows": 18, "heads": (2, 1), "blocks": (2, 64), "table": (1, 1)}
+
+#: Many rows whose results are converted, and whether rows are rounded.
+NARROWED: list[tuple[dict[str, Any], str, bool]] = [
+    ({**FEW_KEYS, "depth": (16, 16)}, "bfloat16", False),
+    ({**FEW_KEYS, "depth": (16, 48), "rows": ANY_ROWS}, "float16", False),
+    ({**FEW_KEYS, "depth": (13, 5)}, "float16", False),
+    ({**FEW_KEYS, "depth": (16, 64)}, "bfloat16", True),
+    ({**FEW_KEYS, "depth": (16, 64), "rows": 33, "sinks": True}, "float16", True),
 ]
 
 
@@ -322,3 +336,54 @@ def test_a_segment_writes_new_rows_and_attends_to_them(pool: str, rows: int) -> 
 
 def pool_dtype(name: str) -> Any:
     return ost.DType.parse(name).numpy
+
+
+def narrowed(case: dict[str, Any], dtype: str, *, flat: bool = True) -> ost.Graph:
+    """The heads of a row side by side, in 16 bits, as a product reads them."""
+    g = attend(**case)
+    (value,) = g.outputs.values()
+    shape = (value.shape[0], value.shape[1] * value.shape[2])
+    g.set_outputs([g.cast(g.reshape(value, shape) if flat else value, dtype)])
+    return g
+
+
+@pytest.mark.parametrize(("case", "dtype", "rounds"), NARROWED, ids=str)
+def test_results_of_many_rows_are_stored_in_16_bits(
+    session: ost.Session, case: dict[str, Any], dtype: str, rounds: bool
+) -> None:
+    """The same bits as those of a kernel that converts them."""
+    g = narrowed(case, dtype, flat=dtype == "bfloat16")
+    options = ost.CompileOptions(bfloat16_dots=rounds)
+    apart = replace(options, epilogue_fusion=False)
+    one, two = (session.compile(g, options=each) for each in (options, apart))
+    assert len(one.plan.prepared_ops) == 1 < len(two.plan.prepared_ops)
+    known = g.inputs["q"].shape[0]
+    for rows in (known,) if isinstance(known, int) else (1, 7, 34):
+        arrays = arrays_of(g, rows)
+        (got,), (want,) = one.run(arrays), two.run(arrays)
+        assert got.tobytes() == want.tobytes()
+        assert got.dtype == want.dtype == dtype
+
+
+OTHERS: dict[str, Callable[[ost.Graph, Value], list[Value]]] = {
+    "a result": lambda g, value: [value, g.cast(value, "float16")],
+    "two readers": lambda g, value: [g.cast(value, "float16"), g.cast(value, "bfloat16")],
+    "a wider dtype": lambda g, value: [g.cast(value, "float64")],
+    "integers": lambda g, value: [g.cast(value, "int8")],
+    "another order": lambda g, value: [g.cast(g.permute_dims(value, (1, 0, 2)), "float16")],
+    "another function": lambda g, value: [g.cast(g.exp(value), "float16")],
+    "behind it": lambda g, value: [g.exp(g.cast(value, "float16"))],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_readers_have_kernels_of_their_own(session: ost.Session, name: str) -> None:
+    g = attend(**TILES[0])
+    (value,) = g.outputs.values()
+    g.set_outputs(OTHERS[name](g, value))
+    compiled = session.compile(g)
+    assert len(compiled.plan.prepared_ops) > 1
+    arrays = arrays_of(g, 20)
+    for got, want in zip(compiled.run(arrays), evaluate(g, arrays), strict=True):
+        exact = [np.asarray(x).astype(np.float64) for x in (got, want)]
+        np.testing.assert_allclose(*exact, rtol=1.5e-2, atol=1.5e-2)

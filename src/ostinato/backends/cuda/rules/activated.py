@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.rules.library import MATMULS, adds_bias, suits
 from ostinato.dtypes import BFLOAT16, FLOAT16
+from ostinato.lower.fusion.reads import sole_readers
 from ostinato.lower.rules.matmul_spec import matmul_spec
 from ostinato.ops.base import Elementwise
 
@@ -51,9 +52,7 @@ def best_activated(
     for node in nodes:
         for value in dict.fromkeys(node.inputs):
             readers.setdefault(value, []).append(node)
-    results = set(graph.results())
-    alone = {value: found[0] for value, found in readers.items() if len(found) == 1}
-    alone = {value: reader for value, reader in alone.items() if value not in results}
+    alone = sole_readers(graph, nodes)
     return frozenset(
         node
         for node in nodes

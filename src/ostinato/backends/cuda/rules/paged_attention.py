@@ -18,21 +18,25 @@ from ostinato.backends.cuda.render import (
 )
 from ostinato.backends.cuda.rules.attention import CombineParts
 from ostinato.backends.cuda.rules.paged_attention_kernel import PagedAttentionKernel
+from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.ir.types import TensorType
+from ostinato.lower.fusion.reads import sole_readers
 from ostinato.lower.loopir.nodes import Accumulator, Store
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.paged_attention_spec import is_in_place, paged_attention_spec
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.ir.graph import Node
+    from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.program_builder import ProgramBuilder
 
-__all__ = ["PagedAttention", "lower_paged_attention"]
+__all__ = ["PagedAttention", "lower_paged_attention", "narrowed_results"]
 
 #: Blocks that fill a GPU, about.
 _FILLED = 128
@@ -104,6 +108,33 @@ def lower_paged_attention(
     batch, variables = (spec.row, spec.shared), lowering.variables
     rest = (spec.member, spec.column, store, spec.acc, splits, scratch, variables)
     lowering.call(region, build, CombineParts(build.args, batch, *rest), outputs)
+
+
+def narrowed_results(graph: BaseGraph, nodes: Sequence[Node]) -> frozenset[Node]:
+    """The casts to 16 bits that the kernels of many rows compute: they alone read the results.
+
+    Args:
+        graph: theirs.
+        nodes: all that are computed.
+    """
+    readers = sole_readers(graph, nodes)
+    found: set[Node] = set()
+    for root in nodes:
+        if root.op.name != "paged_attention" or not _has_many_rows(root):
+            continue
+        (value,) = root.outputs
+        while (reader := readers.get(value)) is not None and reader.op.name == "reshape":
+            (value,) = reader.outputs
+        if reader is None or reader.op.name != "cast" or value.dtype != FLOAT32:
+            continue
+        if reader.outputs[0].dtype in (FLOAT16, BFLOAT16):
+            found.add(reader)
+    return frozenset(found)
+
+
+def _has_many_rows(node: Node) -> bool:
+    """Whether a node has more rows than those whose keys are divided into parts."""
+    return bounds(node.inputs[0].shape[0])[1] > _FEW_ROWS
 
 
 def _splits(node: Node) -> int:

@@ -145,8 +145,13 @@ def lower_for_cuda(
     rules["paged_attention"] = partial(_paged_attention, rounds=settings.rounds)
     if columns is not None:
         rules |= weight_rules.weight_rules(columns, splits=settings.split_reductions)
+    nodes = live_nodes(graph)
+    epilogues: frozenset[Node] = frozenset()
+    if settings.shared.fusion.epilogue and any(n.op.name == "paged_attention" for n in nodes):
+        epilogues = paged_attention.narrowed_results(graph, nodes)
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
-    table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
+    gained = gains if settings.templates else None
+    table = RuleTable(_DEVICE, rules, layout_gains=gained, epilogues=epilogues)
     if settings.library is not None:
         table = _with_library(table, settings, graph, columns)
     program, refused = lower(graph, table, settings.shared, variables, facts)
