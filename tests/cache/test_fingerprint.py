@@ -99,6 +99,31 @@ def test_an_upgrade_is_seen(package, name):
     assert after.files != files
 
 
+def test_links_leave_sources_as_they_are(package, tmp_path):
+    """Package managers and profilers make them."""
+    imported = InstalledPackage(str(package))
+    digest = imported.contents
+    (tmp_path / "link.py").hardlink_to(package / "dtypes.py")
+    (tmp_path / "link.so").hardlink_to(package / "core.so")
+    assert imported.unchanged()
+    after = InstalledPackage(str(package))
+    assert after.contents == digest
+    assert after.files != imported.files  # whatever has changed: the times say no more
+
+
+def test_sources_that_have_changed_stay_so(package, monkeypatch):
+    """Modules that were imported meanwhile may be of the other version; and nothing looks again."""
+    imported = InstalledPackage(str(package))
+    text, path = (package / "dtypes.py").read_text(), package / "dtypes.py"
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_text("of another version")
+    assert not imported.unchanged()
+    path.write_text(text)
+    os.utime(path, ns=times)
+    monkeypatch.setattr(fingerprint, "_modules", None)
+    assert not imported.unchanged()
+
+
 def test_sources_that_changed_before_they_were_read_have_no_digest(package):
     imported = InstalledPackage(str(package))
     (package / "dtypes.py").write_text("of another version")

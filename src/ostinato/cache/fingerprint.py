@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import TypeAlias
+
+    #: The marks of a file: a later one of its path has others.
+    _Stamp: TypeAlias = tuple[int, int, int, int]
 
 __all__ = ["ABOVE_CODE", "INSTALLED", "InstalledPackage", "entry_key", "log", "object_key"]
 
@@ -41,6 +45,7 @@ class InstalledPackage:
         self._folder = folder
         self._files = _stamps(folder)
         self._checked = (0, float("-inf"))
+        self._changed = False
 
     @functools.cached_property
     def files(self) -> str:
@@ -70,34 +75,44 @@ class InstalledPackage:
 
     def unchanged(self) -> bool:
         """Whether all modules that were imported so far are of the version described here."""
+        if self._changed:  # what was imported meanwhile may be of another one for good
+            return False
         imported, now = len(sys.modules), time.monotonic()
         modules, checked = self._checked
         if imported == modules and now - checked < _TRUSTED_SECONDS:
             return True
         if not self._same():
             log("the sources in %s have changed since they were imported", self._folder)
+            self._changed = True
             return False
         self._checked = (imported, now)
         return True
 
     def _same(self) -> bool:
-        return bool(self._files) and _stamps(self._folder) == self._files
+        """Whether all files are there as they were, whatever links have been made to them since.
+
+        Package managers make links, and profilers: these change the last time alone.
+        """
+        now, files = _stamps(self._folder), self._files
+        same = all(now[path][:-1] == stamp[:-1] for path, stamp in files.items() if path in now)
+        return bool(files) and now.keys() == files.keys() and same
 
 
-def _stamps(folder: str) -> dict[str, tuple[int, int, int]]:
-    """Size, time of writing and time of change of each module, by path within the folder."""
+def _stamps(folder: str) -> dict[str, _Stamp]:
+    """Number, size, time of writing and time of change of each module, by path in the folder."""
     try:
         return {path.removeprefix(folder): stamp for path, stamp in sorted(_modules(folder))}
     except OSError:  # of a package that is not installed as files nothing is known
         return {}
 
 
-def _modules(folder: str) -> Iterator[tuple[str, tuple[int, int, int]]]:
+def _modules(folder: str) -> Iterator[tuple[str, _Stamp]]:
     with os.scandir(folder) as listing:
         for entry in listing:
             if entry.name.endswith((".py", ".wgsl", ".so", ".pyd")):
                 status = entry.stat()
-                yield entry.path, (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                times = status.st_mtime_ns, status.st_ctime_ns
+                yield entry.path, (status.st_ino, status.st_size, *times)
             elif entry.name != "__pycache__" and entry.is_dir():
                 yield from _modules(entry.path)
 
