@@ -19,10 +19,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from typing import TypeAlias
-
-    #: The marks of a file: a later one of its path has others.
-    _Stamp: TypeAlias = tuple[int, int, int, int]
 
 __all__ = ["ABOVE_CODE", "INSTALLED", "InstalledPackage", "entry_key", "log", "object_key"]
 
@@ -89,30 +85,31 @@ class InstalledPackage:
         return True
 
     def _same(self) -> bool:
-        """Whether all files are there as they were, whatever links have been made to them since.
+        """Whether all files are as they were written, whatever links were made to them since.
 
-        Package managers make links, and profilers: these change the last time alone.
+        Package managers make links, and profilers: these change a file's time of change.
         """
-        now, files = _stamps(self._folder), self._files
-        same = all(now[path][:-1] == stamp[:-1] for path, stamp in files.items() if path in now)
-        return bool(files) and now.keys() == files.keys() and same
+        written, now = (
+            {path: stamp[:2] for path, stamp in files.items()}
+            for files in (self._files, _stamps(self._folder))
+        )
+        return bool(written) and now == written
 
 
-def _stamps(folder: str) -> dict[str, _Stamp]:
-    """Number, size, time of writing and time of change of each module, by path in the folder."""
+def _stamps(folder: str) -> dict[str, tuple[int, int, int]]:
+    """Size, time of writing and time of change of each module, by path within the folder."""
     try:
         return {path.removeprefix(folder): stamp for path, stamp in sorted(_modules(folder))}
     except OSError:  # of a package that is not installed as files nothing is known
         return {}
 
 
-def _modules(folder: str) -> Iterator[tuple[str, _Stamp]]:
+def _modules(folder: str) -> Iterator[tuple[str, tuple[int, int, int]]]:
     with os.scandir(folder) as listing:
         for entry in listing:
             if entry.name.endswith((".py", ".wgsl", ".so", ".pyd")):
                 status = entry.stat()
-                times = status.st_mtime_ns, status.st_ctime_ns
-                yield entry.path, (status.st_ino, status.st_size, *times)
+                yield entry.path, (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             elif entry.name != "__pycache__" and entry.is_dir():
                 yield from _modules(entry.path)
 
