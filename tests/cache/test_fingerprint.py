@@ -99,6 +99,14 @@ def test_an_upgrade_is_seen(package, name):
     assert after.files != files
 
 
+def test_sources_of_the_same_size_are_told_by_their_times(package):
+    imported, path = InstalledPackage(str(package)), package / "dtypes.py"
+    text, written = path.read_text(), path.stat().st_mtime_ns
+    path.write_text(text.swapcase())
+    os.utime(path, ns=(written, written + 1))
+    assert not imported.unchanged()
+
+
 def test_links_leave_sources_as_they_are(package, tmp_path):
     """Package managers and profilers make them."""
     imported = InstalledPackage(str(package))

@@ -42,6 +42,22 @@ BODIES = {
     "races_on_memory": "y[threadIdx.x / 2] = x[0];",
     "races_on_shared": "__shared__ float s[64]; s[threadIdx.x] = 1; __syncthreads(); "
     "y[threadIdx.x] = s[63 - threadIdx.x]; s[threadIdx.x] = 2;",
+    "races_on_a_part": "__shared__ int4 s[1]; const int4 all = make_int4(1, 2, 3, 4); "
+    "if (threadIdx.x == 0) s[0] = all; if (threadIdx.x == 1) y[0] = ((short*)s)[5];",
+    "races_on_a_whole": "__shared__ int4 s[1]; if (threadIdx.x < 8) ((short*)s)[threadIdx.x] = 3; "
+    "__syncthreads(); if (threadIdx.x == 0) ((short*)s)[5] = 4; "
+    "const int4 all = s[0]; if (threadIdx.x == 1) y[0] = all.x;",
+    "accesses_parts": """
+        __shared__ int4 s[64];
+        const int other = 63 - threadIdx.x;
+        const int4 own = make_int4(threadIdx.x, 2, 3, 4);
+        s[threadIdx.x] = own;
+        __syncthreads();
+        ((int*)s)[4 * other + 1] += ((int*)s)[4 * other];
+        ((short*)s)[8 * other + 6] = 5;
+        __syncthreads();
+        const int4 found = s[threadIdx.x];
+        if (threadIdx.x < 60) y[threadIdx.x] = found.x + found.y + found.z + found.w;""",
     "reads_unset_shared": "__shared__ float s[64]; y[threadIdx.x] = s[threadIdx.x];",
     "diverges": "if (threadIdx.x < 32) __syncthreads();",
     "shuffles_alone": "if (threadIdx.x < 3) y[threadIdx.x] = __shfl_sync(~0u, 1.0f, 0);",
@@ -155,6 +171,8 @@ def test_a_missing_barrier_is_a_race() -> None:
         ("reads_what_is_unset", "reads element 0 of b0, which nothing has written"),
         ("races_on_memory", "data race: writes element 0 of b0, which thread 0 of the same block"),
         ("races_on_shared", "data race: .* of shared memory"),
+        ("races_on_a_part", "data race: reads element .* of shared memory"),
+        ("races_on_a_whole", "data race: reads element .* of shared memory"),
         ("reads_unset_shared", "reads element .* of shared memory, which nothing has written"),
         ("diverges", "divergent barrier in block 0: thread 0 waits .* thread 32 has ended"),
         ("shuffles_alone", "divergent barrier"),
@@ -168,6 +186,13 @@ def test_a_fault_is_named(name: str, problem: str) -> None:
         launch(name, y, x, 64, 64)
     assert f"void {name}(" in str(caught.value)
     assert not y.any()
+
+
+def test_parts_of_what_was_written_at_once() -> None:
+    """Vectors, words and halves of them, each behind a barrier."""
+    x, y = np.ones(64, np.float32), np.zeros(60, np.float32)
+    launch("accesses_parts", y, x, seeds=(0, 1, 2))
+    np.testing.assert_array_equal(y, 2 * np.arange(60) + 2 + 3 + 5)
 
 
 def test_a_fault_names_its_line() -> None:

@@ -376,6 +376,26 @@ OTHERS: dict[str, Callable[[ost.Graph, Value], list[Value]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ({**FEW_KEYS, "rows": 3, "table": (1, 2), "blocks": (2, 128)}, "float16"),
+        ({**FEW_KEYS, "depth": (16, 16), "dtype": "bfloat16"}, "float16"),
+    ],
+    ids=["parts of the keys", "a result that is rounded"],
+)
+def test_results_that_are_rounded_by_kernels_of_their_own(
+    session: ost.Session, case: dict[str, Any], dtype: str
+) -> None:
+    """The parts of few rows are added up first; a result of 16 bits is rounded twice."""
+    g = narrowed(case, dtype)
+    apart = ost.CompileOptions(epilogue_fusion=False)
+    one, two = session.compile(g), session.compile(g, options=apart)
+    assert len(one.plan.prepared_ops) == len(two.plan.prepared_ops) > 1
+    arrays = arrays_of(g, case["rows"])
+    assert one.run(arrays)[0].tobytes() == two.run(arrays)[0].tobytes()
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_readers_have_kernels_of_their_own(session: ost.Session, name: str) -> None:
     g = attend(**TILES[0])
