@@ -91,7 +91,7 @@ inline float sum_of_groups(
 #pragma unroll
     for (int i = 0; i < Groups; i++) {
         const float own = parts[i][row][Features];
-        const float weight = own == most ? 1 : exp2_of_score((own - most) * scale);
+        const float weight = own == most ? 1 : near_exp2((own - most) * scale);
         total = add_product(weight, parts[i][row][feature], total);
         whole = add_product(weight, parts[i][row][Features + 1], whole);
     }

@@ -407,9 +407,6 @@ inline unsigned transposed(unsigned pair) {
 #endif
 }
 
-// 2 to the power of a number of at most 0.
-inline float exp2_of_score(float x) { return near_exp2(x); }
-
 #ifdef __CUDA_ARCH__
 #define OST_MULTIPLY(FORMAT, NAME)                                                              \
     inline void multiply_tiles(                                                                 \

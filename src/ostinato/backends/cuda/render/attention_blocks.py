@@ -190,13 +190,13 @@ $score
                         most = greatest[r][half];
                     const float shift = most == $minus_infinity ? 0 : -most * $exponent;
                     const float fall = (greatest[r][half] - most) * $exponent;
-                    correction[r][half] = greatest[r][half] == most ? 1 : ost::exp2_of_score(fall);
+                    correction[r][half] = greatest[r][half] == most ? 1 : ost::near_exp2(fall);
                     greatest[r][half] = most;
                     totals[r][half] *= correction[r][half];
 #pragma unroll
                     for (int j = 0; j < $keys / 4; j++) {
                         float* const score = &scores[r][j / 2][2 * half + j % 2];
-                        *score = ost::exp2_of_score(ost::add_product(*score, $exponent, shift));
+                        *score = ost::near_exp2(ost::add_product(*score, $exponent, shift));
                         totals[r][half] += *score;
                     }
                 }

@@ -140,7 +140,7 @@ $score
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     shift[i] = most[i] == $minus_infinity ? 0 : most[i];
-                    correction[i] = ost::exp2_of_score((greatest[half][i] - shift[i]) * $log2e);
+                    correction[i] = ost::near_exp2((greatest[half][i] - shift[i]) * $log2e);
                     greatest[half][i] = most[i];
                 }
 #pragma unroll
@@ -155,7 +155,7 @@ $score
                     float(&own)[4] = scores[tile];
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        own[e] = ost::exp2_of_score((own[e] - shift[e % 2]) * $log2e);
+                        own[e] = ost::near_exp2((own[e] - shift[e % 2]) * $log2e);
                     unsigned weights[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++)

@@ -146,12 +146,12 @@ $score
                     most = ost::maximum(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
                 const float shift = most == $minus_infinity ? 0 : most;
                 const float fall = (greatest[half] - shift) * $log2e;
-                const float correction = greatest[half] == most ? 1 : ost::exp2_of_score(fall);
+                const float correction = greatest[half] == most ? 1 : ost::near_exp2(fall);
                 greatest[half] = most;
                 totals[half] *= correction;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    own[e] = ost::exp2_of_score((own[e] - shift) * $log2e);
+                    own[e] = ost::near_exp2((own[e] - shift) * $log2e);
                     totals[half] += own[e];
                 }
 #pragma unroll

@@ -145,13 +145,13 @@ $load_value
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 shift[i] = most[i] == $minus_infinity ? 0 : most[i];
-                correction[i] = ost::exp2_of_score((greatest[i] - shift[i]) * $log2e);
+                correction[i] = ost::near_exp2((greatest[i] - shift[i]) * $log2e);
                 greatest[i] = most[i];
                 totals[i] *= correction[i];
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                own[e] = ost::exp2_of_score((own[e] - shift[e % 2]) * $log2e);
+                own[e] = ost::near_exp2((own[e] - shift[e % 2]) * $log2e);
                 totals[e % 2] += own[e];
             }
 #pragma unroll

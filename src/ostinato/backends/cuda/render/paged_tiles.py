@@ -231,13 +231,13 @@ $capped
                         most = greatest[half];
                     const float shift = most == $minus_infinity ? 0 : -most * $exponent;
                     const float fall = (greatest[half] - most) * $exponent;
-                    const float correction = greatest[half] == most ? 1 : ost::exp2_of_score(fall);
+                    const float correction = greatest[half] == most ? 1 : ost::near_exp2(fall);
                     greatest[half] = most;
                     totals[half] *= correction;
 #pragma unroll
                     for (int j = 0; j < $keys / 4; j++) {
                         float* const score = &scores[j / 2][2 * half + j % 2];
-                        *score = ost::exp2_of_score(ost::add_product(*score, $exponent, shift));
+                        *score = ost::near_exp2(ost::add_product(*score, $exponent, shift));
                         totals[half] += *score;
                     }
                     if (__any_sync(0xFFFFFFFFu, correction != 1)) {
