@@ -23,7 +23,17 @@ ROOT = Path(ostinato.__file__).parent
 
 #: From the ground up. Modules of one floor may import each other, as long as they make no rings.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtypes", "conversion", "variables", "symbolic", "cache", "lazy", "records"),
+    (
+        "agreed",
+        "errors",
+        "dtypes",
+        "conversion",
+        "variables",
+        "symbolic",
+        "cache",
+        "lazy",
+        "records",
+    ),
     ("ir",),
     ("ops",),
     ("reference",),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.common.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
 from ostinato.backends.common.host_context import HostContext
 from ostinato.errors import InputError
@@ -398,7 +398,7 @@ class Backend(ABC):
     def capabilities(self) -> Capabilities:
         """The native ops and dtypes, and further abilities."""
 
-    @cached_property
+    @agreed_property
     def context(self) -> Context:
         """The command queue of all that is compiled here.
 

@@ -163,11 +163,13 @@ static inline int __mulhi(int a, int b) { return (int)(((long long)a * b) >> 32)
 static inline unsigned __umulhi(unsigned a, unsigned b) {
     return (unsigned)(((unsigned long long)a * b) >> 32);
 }
+__extension__ typedef __int128 emu_int128;
+__extension__ typedef unsigned __int128 emu_uint128;
 static inline long long __mul64hi(long long a, long long b) {
-    return (long long)(((__int128)a * b) >> 64);
+    return (long long)(((emu_int128)a * b) >> 64);
 }
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    return (unsigned long long)(((unsigned __int128)a * b) >> 64);
+    return (unsigned long long)(((emu_uint128)a * b) >> 64);
 }
 static inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c += (signed char)(a >> 8 * i) * (signed char)(b >> 8 * i);

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.array_api.context import ArrayContext
 from ostinato.backends.base import Backend
 from ostinato.errors import UnsupportedOpError
@@ -41,7 +41,7 @@ class ArrayBackend(Backend):
     def capabilities(self) -> Capabilities:
         return self.framework.capabilities
 
-    @cached_property
+    @agreed_property
     def context(self) -> ArrayContext:
         return ArrayContext(self.device, self.framework)
 

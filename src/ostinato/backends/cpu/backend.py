@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.base import Backend, Progress
 from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.cpu import _core, processor_facts
@@ -59,7 +60,7 @@ class CpuBackend(Backend):
 
         return CAPABILITIES
 
-    @functools.cached_property
+    @agreed_property
     def context(self) -> CpuContext:
         return CpuContext(self.device, self._pool)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.base import Backend
 from ostinato.backends.common.expert_store import ExpertStore
 from ostinato.backends.common.stored_program import StoredProgram
@@ -77,7 +78,7 @@ class CudaBackend(Backend):
 
         return CAPABILITIES
 
-    @cached_property
+    @agreed_property
     def context(self) -> CudaContext:
         return CudaContext(self.device, self.gpu, self.toolchain)
 

@@ -10,10 +10,11 @@ import ctypes
 import ctypes.util
 import importlib.util
 import weakref
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.cuda.driver import DriverFailure
 from ostinato.errors import DeviceUnavailableError
 
@@ -131,7 +132,7 @@ class CublasLt:
                 "or compile with CompileOptions(library_products=False)"
             ) from error
 
-    @cached_property
+    @agreed_property
     def _handle(self) -> ctypes.c_void_p:
         """The library's state on the GPU, kept for as long as the process uses the GPU.
 

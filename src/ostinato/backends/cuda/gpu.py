@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.common.mutex import Mutex
 from ostinato.backends.cuda.driver import DriverFailure
 from ostinato.backends.cuda.target import CudaTarget
@@ -81,7 +82,7 @@ class Gpu:
         """Whether there is a library of matrix products."""
         return self._open_products is not None
 
-    @cached_property
+    @agreed_property
     def products(self) -> ProductLibrary | None:
         """The library of matrix products, opened at its first use.
 
@@ -90,7 +91,7 @@ class Gpu:
         """
         return None if self._open_products is None else self._open_products()
 
-    @cached_property
+    @agreed_property
     def memory_stream(self) -> Stream:
         """The stream that memory is taken and given back on; nothing else, so it never records."""
         return Stream(self)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.base import Backend
 from ostinato.backends.common.expert_store import ExpertStore
 from ostinato.backends.common.stored_program import StoredProgram
@@ -57,7 +58,7 @@ class WebGpuBackend(Backend):
 
         return CAPABILITIES
 
-    @cached_property
+    @agreed_property
     def context(self) -> WebGpuContext:
         return WebGpuContext(self.device, self.gpu, self._host)
 

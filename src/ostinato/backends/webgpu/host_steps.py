@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.cpu.image import Step as CpuStep
@@ -36,7 +36,7 @@ class HostKernels:
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads
 
-    @cached_property
+    @agreed_property
     def _pool(self) -> _core.ThreadPool:
         return _core.ThreadPool(self._threads or usable_processors())
 

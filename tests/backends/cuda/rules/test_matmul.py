@@ -326,6 +326,14 @@ def test_convolutions_of_a_few_channels(session: ost.Session, dtype: str, channe
     assert [buffer.type.shape[1] for buffer in call.buffers[:2]] == [8, 8]
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_one_filter_of_a_few_channels(session: ost.Session, stride: int) -> None:
+    d = drawn(f"one filter {stride}")
+    x = d.of((1, 2, 9, 10), "bfloat16")
+    w = d.g.constant(np.random.default_rng(0).normal(size=(1, 2, 2, 3)).astype("bfloat16"))
+    check(session, d, d.g.gelu(d.g.conv(x, w, stride=stride, padding=1)))
+
+
 def test_a_convolution_reads_chunks_of_channels() -> None:
     g = ost.Graph("chunks")
     x, w = g.input("x", (2, 16, 20, 20), "float16"), g.param("w", (32, 16, 3, 3), "float16")

@@ -35,6 +35,7 @@ ROWS: list[dict[str, Any]] = [
     {"rows": 5, "heads": (80, 1), "depth": (8, 130), "blocks": (5, 16), "softcap": 3.0},
     {"rows": 3, "heads": (16, 1), "depth": (576, 512), "blocks": (30, 64), "sinks": True},
     {"rows": 2, "dtype": "float64", "pool": "float64", "window": 300, "sinks": True},
+    {"rows": 3, "dtype": "float64", "pool": "float64", "softcap": 5.0, "depth": (8, 8)},
     {"rows": 16, "dtype": "bfloat16", "blocks": (40, 16), "table": (2, 20)},
     {"rows": 4, "pool": "int8", "sinks": True, "window": 200},
     {"pool": "int8", "heads": (3, 1), "blocks": (9, 5), "depth": (20, 33)},

@@ -100,6 +100,7 @@ inline float divide(float x, float y) {
     const float nearest = ::fmaf(::fmaf(-b, near, a), reciprocal, near);
     return (is_usual(near) ? nearest : near) * (y_power * inverse_moderation(x_power));
 }
+inline double divide(double x, double y) { return x / y; }
 
 // The quotient, rounded to nearest and then to a whole number, halves to even. Most of `divide` is
 // not needed: quotients that are too small for an exact remainder are rounded to 0 all the same.

@@ -199,7 +199,7 @@ class MatmulRules:
     ) -> None:
         outputs = lowering.region_outputs(region)
         if spec.n == 1:
-            build = lowering.builder(region)
+            build = lowering.builder(region, instead)
             nest = spec.loop_nest(build, outputs, lowering.variables)
             lowering.call(region, build, nest, outputs)
             return
