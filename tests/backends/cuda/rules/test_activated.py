@@ -94,6 +94,7 @@ def gated(
 @pytest.mark.parametrize(
     "graph",
     [
+        network(1024),
         network(1024, activation="relu"),
         gated("float16"),
         gated("float16", activation="gelu", bias=True),
@@ -118,11 +119,6 @@ def test_an_activation_joins_a_large_product_whose_operands_are_copied_in_bulk(
 def test_large_products_that_stay_with_the_library(rows: int, dtype: str, output: bool) -> None:
     graph = network(rows, dtype=dtype, output=output, activation="relu")
     found = kernels(graph, bulk_tiles=True)
-    assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, False, True]
-
-
-def test_an_activation_that_takes_long_is_a_kernel_of_its_own() -> None:
-    found = kernels(network(1024), bulk_tiles=True)
     assert [isinstance(kernel, LibraryProduct) for kernel in found] == [True, False, True]
 
 

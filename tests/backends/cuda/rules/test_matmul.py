@@ -182,6 +182,24 @@ def test_operands_copied_in_bulk(
     compile_text(call.kernel.source(target), "sm_90")
 
 
+@pytest.mark.parametrize(("operands", "held"), [(["float16"], 1), (["float32"] * 4, 0)])
+def test_columns_beside_the_sums_are_read_before_these(
+    session: ost.Session, bulk: CudaTarget, operands: list[str], held: int
+) -> None:
+    """And where they would need too many registers, when they are used."""
+    d = drawn(f"held {len(operands)}")
+    result = d.g.cast(
+        d.g.matmul(d.of((130, 200), "float16"), d.of((200, 192), "float16")), "float32"
+    )
+    for dtype in operands:
+        result = result * d.g.cast(d.of((192,), dtype), "float32")
+    check(session, d, d.g.cast(result, "float16"))
+    (call,) = lowered(d.g)
+    before, _, behind = call.kernel.source(bulk).partition("ost::group_begin")
+    assert before.count("held0[tile] = ost::pack<unsigned short, 2>::load(b2 + ") == held
+    assert behind.count("2>::load(b") == len(operands) - held
+
+
 #: Rows, depth and columns of pairs: tiles of 128, 96 and 64 columns.
 PAIRS = ((130, 200, 136), (140, 72, 192), (70, 64, 64))
 

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from ostinato.backends.cuda.abi import Launch, TensorMap
 from ostinato.backends.cuda.render.frame import body_of
 from ostinato.backends.cuda.render.group_tiles import PRODUCTS, GroupTile
-from ostinato.backends.cuda.render.packed_stores import packed_values, varies_by_element
+from ostinato.backends.cuda.render.packed_stores import (
+    pack_type,
+    packed_loads,
+    packed_values,
+    varies_by_element,
+)
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.render.tensor_tiles import Renderer
 from ostinato.backends.cuda.render.tile_operands import CHUNK, SLICE, chunks_along
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render.tensor_tiles import Tile
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.lower.loopir.nodes import Scalar
+    from ostinato.lower.loopir.nodes import Load, Scalar
     from ostinato.variables import Symbol
 
 __all__ = ["are_matrices", "fits", "launch", "source"]
@@ -49,6 +54,13 @@ _PART_ROWS, _PART_COLUMNS = 16, 32
 
 #: Floats from one of these rows to the next: neighbours are in different banks.
 _PART_PITCH = 40
+
+#: Parts of a block's only tile that one pass of a loop stores: it takes longer to fetch code that
+#: runs once.
+_PARTS_AT_ONCE = 2
+
+#: Registers of a thread that have sums, and what is read beside them, at most.
+_SUMS_AND_READ = 144
 
 #: Words of four bytes of a line of shared memory, and elements of it: see ``ost::panel``.
 _LINE_WORDS, _PANEL = 32, 64
@@ -137,6 +149,9 @@ $wait
             ost::barrier_arrive(barrier);
     };
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        int tile_row, tile_column;
+        start_of(tile, tile_row, tile_column);
+$hold
         float sums[$row_parts][$parts][$tiles][4] = {};
         ost::group_registers(sums);
         for (int number = 0; number < slices; number++) {
@@ -155,8 +170,6 @@ $wait
         ost::group_wait<0>();
         ost::group_registers(sums);
         release(emptied + (slot == 0 ? $stages - 1 : slot - 1));
-        int tile_row, tile_column;
-        start_of(tile, tile_row, tile_column);
         const int first_row = tile_row + group * 64 + warp * 16;
 $store
     }
@@ -189,12 +202,12 @@ _BY_MEMORY = Template("""\
 $finish
         }""")
 
-#: Stores results of 16 bits by way of the other lanes that have parts of these rows. A block's only
-#: tile is stored by a loop: it takes longer to fetch code that runs once.
+#: Stores results of 16 bits by way of the other lanes that have parts of these rows.
 _BY_LANES = Template("""\
 #pragma unroll $unroll
         for (int part = 0; part < $result_tiles; part += 4) {
             float taken[$rights][4][4];
+$own
 #pragma unroll
             for (int tile = 0; tile < $tiles; tile++) {
                 const int right = tile / $result_tiles, place = tile % $result_tiles;
@@ -203,6 +216,7 @@ _BY_LANES = Template("""\
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     taken[right][place % 4][e] = sums[0][0][tile][e];
+$take
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -224,6 +238,21 @@ $place
                 }
             }
         }""")
+
+#: Operands of columns that results read: in registers before there are sums, since nothing else
+#: brings them into a cache. And those of a part's columns.
+_HOLD = Template("""\
+        $type held$number[$result_tiles];
+#pragma unroll
+        for (int tile = 0; tile < $result_tiles; tile++) {
+            const $index column = ($index)tile_column + tile * 8 + lane % 4 * 2;
+            const $index n = column < ($index)columns ? column : 0;
+$place
+        }""")
+_OWN = Template("            $type own$number[4];")
+_TAKE = Template("                own$number[place % 4] = held$number[place];")
+
+#: A pair of neighbouring sums.
 _PAIR_OF_SUMS = Template("""\
                     const ost::pack<float, 2> total$right = {
                         {taken[$right][tile][half * 2], taken[$right][tile][half * 2 + 1]}
@@ -355,6 +384,11 @@ class _Renderer(Renderer):
         halves = [results.dtypes[store.buffer].itemsize for store in results.stores] == [2]
         return halves and self.lanes == CHUNK and not varies_by_element(results, self.matmul.m)
 
+    @property
+    def has_one_tile(self) -> bool:
+        """Whether no block has two tiles."""
+        return self.blocks <= self.target.multiprocessors
+
     def launch(self) -> Launch:
         return Launch(
             min(self.blocks, self.target.multiprocessors),
@@ -388,6 +422,7 @@ class _Renderer(Renderer):
         store = self.store_by_lanes if self.stores_by_lanes else self.store_by_memory
         text = _BODY.substitute(
             values,
+            hold="\n".join(self.hold(values, *each) for each in enumerate(self.held)),
             begin=Template(_EARLY).substitute(values) if waits else "",
             copy_right="\n".join(copies),
             store=store(values),
@@ -402,12 +437,36 @@ class _Renderer(Renderer):
         finish = self.finish_part(self.names, _PART_ROWS, self.part_columns, 32, "lane")
         return _BY_MEMORY.substitute(values, finish=finish)
 
+    @property
+    def held(self) -> Sequence[Load]:
+        """Operands of columns of a block's only tile, if registers have room for them."""
+        if not self.stores_by_lanes or not self.has_one_tile:
+            return ()
+        loads, sums = packed_loads(self.results, 2), self.tile.products[1] * 4
+        words = sum(self.results.dtypes[load.buffer].itemsize for load in loads) // 2
+        room = words * self.columns_of(self.tile) // 8 + sums <= _SUMS_AND_READ
+        return loads if room else ()
+
+    def hold(self, values: Mapping[str, object], number: int, load: Load) -> str:
+        """See :data:`_HOLD`."""
+        point, type_ = self.frame.point(3, self.names), self.type_of(load)
+        at = f"b{load.buffer} + {point.index(load.index)}"
+        point.writer.line(f"held{number}[tile] = {type_}::load({at});")
+        return _HOLD.substitute(
+            values, type=type_, number=number, index=self.index_type, place=point.text
+        )
+
+    def type_of(self, load: Load) -> str:
+        """The type of what a lane reads beside a pair of sums."""
+        return pack_type(self.results.dtypes[load.buffer], 2)
+
     def store_by_lanes(self, values: Mapping[str, object]) -> str:
         """See :data:`_BY_LANES`."""
         rights, names, (store,) = len(self.matmul.rights), self.names, self.results.stores
-        point = self.frame.point(5, names)
+        point, held = self.frame.point(5, names), list(enumerate(self.held))
         totals = (f"total{number}" for number in range(rights))
-        (pack,) = packed_values(point, self.results, 2, *totals)
+        own = {load: f"own{number}[tile]" for number, load in held}
+        (pack,) = packed_values(point, self.results, 2, *totals, held=own)
         point.writer.line(f"words[tile] = ost::bits_as<unsigned>({pack});")
         place = self.frame.point(5, names)
         to = f"(unsigned*)(b{store.buffer} + {place.index(store.index)})"
@@ -417,8 +476,10 @@ class _Renderer(Renderer):
         return _BY_LANES.substitute(
             values,
             rights=rights,
-            unroll="" if self.blocks > self.target.multiprocessors else 1,
+            unroll=_PARTS_AT_ONCE if self.has_one_tile else "",
             index=self.index_type,
+            own="\n".join(_OWN.substitute(type=self.type_of(load), number=n) for n, load in held),
+            take="\n".join(_TAKE.substitute(number=number) for number, _ in held),
             totals="\n".join(_PAIR_OF_SUMS.substitute(values, right=n) for n in range(rights)),
             values=point.text,
             place=place.text,

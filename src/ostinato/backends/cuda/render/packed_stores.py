@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.backends.common.clike.runs import is_same, loads_along
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.common.clike.values import CValue
+from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.packs import widest_pack
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Accumulator, Stage
@@ -17,10 +19,18 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.render.frame import Frame, Point
     from ostinato.dtypes import DType
-    from ostinato.lower.loopir.nodes import Arg, Store
+    from ostinato.lower.loopir.nodes import Arg, Load, Store
     from ostinato.variables import Symbol
 
-__all__ = ["Results", "packed_stores", "packed_values", "store_lanes", "varies_by_element"]
+__all__ = [
+    "Results",
+    "pack_type",
+    "packed_loads",
+    "packed_stores",
+    "packed_values",
+    "store_lanes",
+    "varies_by_element",
+]
 
 
 class Results(NamedTuple):
@@ -76,32 +86,45 @@ def packed_stores(
     return point.text
 
 
-def packed_values(point: Point, results: Results, lanes: int, *totals: str) -> list[str]:
+def packed_loads(results: Results, lanes: int) -> list[Load]:
+    """Neighbouring elements that results of ``lanes`` columns read, as packs."""
+    along = loads_along(results.stores, results.column, _dependences(results.stores))
+    return [load for load in along or () if not is_same(load.index, results.column, lanes)]
+
+
+def pack_type(dtype: DType, lanes: int) -> str:
+    """The type of a pack of elements as they are in memory."""
+    return f"ost::pack<{CudaDialect().memory_type(dtype)}, {lanes}>"
+
+
+def packed_values(
+    point: Point,
+    results: Results,
+    lanes: int,
+    *totals: str,
+    held: Mapping[Load, str] = MappingProxyType({}),
+) -> list[str]:
     """Write statements that compute results of ``lanes`` columns: the packs, by store.
 
     Args:
         point: where they stand, at the first of the columns.
         results, lanes, totals: see :func:`packed_stores`.
+        held: by what is read, the pack that has it already.
     """
     writer, scalars, dialect = point.writer, point.scalars, point.scalars.code.dialect
     dtypes, column = results.dtypes, point.scope.symbols[results.column]
     stores = results.stores
-
-    def pack(buffer: int) -> str:
-        return f"ost::pack<{dialect.memory_type(dtypes[buffer])}, {lanes}>"
-
     loads = []
-    for load in loads_along(stores, results.column, _dependences(stores)) or ():
-        if is_same(load.index, results.column, lanes):
-            continue
-        name, type_ = writer.fresh("w"), pack(load.buffer)
-        writer.line(
-            f"const {type_} {name} = {type_}::load(b{load.buffer} + {point.index(load.index)});"
-        )
+    for load in packed_loads(results, lanes):
+        name = held.get(load)
+        if name is None:
+            name, type_ = writer.fresh("w"), pack_type(dtypes[load.buffer], lanes)
+            at = f"b{load.buffer} + {point.index(load.index)}"
+            writer.line(f"const {type_} {name} = {type_}::load({at});")
         loads.append((load, name))
     stored = [writer.fresh("w") for _ in stores]
     for store, name in zip(stores, stored, strict=True):
-        writer.line(f"{pack(store.buffer)} {name};")
+        writer.line(f"{pack_type(dtypes[store.buffer], lanes)} {name};")
     lane = writer.fresh("l")
     writer.line("#pragma unroll")
     with writer.block(f"for (int {lane} = 0; {lane} < {lanes}; ++{lane})"):

@@ -30,9 +30,6 @@ _MOST_OPERATIONS = 700_000_000
 #: products of a sum, at least.
 _LARGE, _DEEP = 92 * 128 * 128, 256
 
-#: Activations that take a large product's kernel as long as one of their own.
-_LONG = frozenset({"gelu"})
-
 #: Sizes of large products are multiples of this many elements: 16 bytes.
 _GRAIN = 8
 
@@ -125,7 +122,7 @@ def _is_joined(node: Node, alone: Mapping[Value, Node], *, pairs: bool) -> bool:
         (value,) = reader.outputs
         behind = alone.get(value)
         if behind is None or behind.op.name != "multiply":
-            return reader.op.name not in _LONG
+            return True
         others = [each.node for each in behind.inputs if each is not value]
     elif reader.op.name == "multiply":
         activations = [each.node for each in reader.inputs if each is not value]
