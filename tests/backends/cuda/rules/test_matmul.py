@@ -352,6 +352,17 @@ def test_one_filter_of_a_few_channels(session: ost.Session, stride: int) -> None
     check(session, d, d.g.gelu(d.g.conv(x, w, stride=stride, padding=1)))
 
 
+def test_one_filter_over_an_image_with_its_channels_last(session: ost.Session) -> None:
+    d = drawn("one filter, channels last")
+    draw = np.random.default_rng(2)
+    first, second = (
+        d.g.constant((0.2 * draw.normal(size=shape)).astype(np.float16))
+        for shape in ((32, 16, 3, 3), (1, 32, 3, 3))
+    )
+    inner = d.g.relu(d.g.conv(d.of((2, 16, 7, 9), "float16"), first, padding=1))
+    check(session, d, d.g.relu(d.g.conv(inner, second, padding=1)))
+
+
 def test_a_convolution_reads_chunks_of_channels() -> None:
     g = ost.Graph("chunks")
     x, w = g.input("x", (2, 16, 20, 20), "float16"), g.param("w", (32, 16, 3, 3), "float16")
