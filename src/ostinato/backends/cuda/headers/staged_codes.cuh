@@ -158,6 +158,17 @@ struct bytes_of_row {
     }
 };
 
+// The upper halves of bytes. The compiler does not know that it is a number: it would move the number
+// to a register for each use.
+inline unsigned upper_halves() {
+    unsigned halves = 0xF0F0F0F0u;
+#ifdef __CUDA_ARCH__
+    asm("{ .reg .u32 none; mov.u32 none, %%tid.x; shr.u32 none, none, 16; or.b32 %0, none, 0xF0F0F0F0; }"
+        : "=r"(halves));
+#endif
+    return halves;
+}
+
 // The same of signed bytes by codes, with the scales of their blocks; see `multiply_codes`.
 template <class Format, int Block, bool Whole>
 struct bytes_by_codes {
@@ -168,7 +179,7 @@ struct bytes_by_codes {
 
     const signed char* left;
     const float* left_scales;
-    unsigned even[quarter / 8], odd[quarter / 8];
+    unsigned even[quarter / 8], odd[quarter / 8], upper = upper_halves();
     vector<float, blocks> scales;
     int there = 0;
 
@@ -208,8 +219,8 @@ struct bytes_by_codes {
                     *(const vector<unsigned, 4>*)(stage + ring::further(place, i));
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
-                    const unsigned low = (codes.at[w] << 4 ^ 0x80808080u) & 0xF0F0F0F0u;
-                    const unsigned high = (codes.at[w] ^ 0x80808080u) & 0xF0F0F0F0u;
+                    const unsigned low = (codes.at[w] << 4 ^ 0x80808080u) & upper;
+                    const unsigned high = (codes.at[w] ^ 0x80808080u) & upper;
                     found = dot_bytes<true, true>(even[4 * i + w], low, found);
                     found = dot_bytes<true, true>(odd[4 * i + w], high, found);
                 }
