@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.agreed import agreed_property
 from ostinato.backends.common.commands import Resident
 from ostinato.backends.common.device_executable import DeviceExecutable
 from ostinato.backends.common.live_sizes import LiveSizes
@@ -109,9 +110,10 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
             self.memory.fixed,
             graphs=self._uses_graphs,
             touches=self._resident.accesses,
-            stamped=self._stamped_steps,
+            stamped=lambda: self._stamped_steps,
         )
 
+    @agreed_property
     def _stamped_steps(self) -> Mapping[str, StampedStep]:
         """The forms of segments that profiles run, by symbol: compiled at the first profile."""
         compilation, target = self.compilation, self._context.gpu.target

@@ -51,6 +51,21 @@ def test_the_parts_of_a_segment_have_times(session: ost.Session) -> None:
             assert str(part) in str(profile)
 
 
+def test_the_first_profile_of_a_plan_compiles_it(
+    session: ost.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, compiled = session.compile(perceptron(1)).plan, list[object]()
+    toolchain = session._backend.toolchain
+    compile_all = toolchain.compile
+    monkeypatch.setattr(
+        toolchain, "compile", lambda kernels: compiled.append(kernels) or compile_all(kernels)
+    )
+    plan.execute()
+    for _ in range(3):
+        plan.execute_profiled()
+    assert [type(kernel) for kernels in compiled for kernel in kernels] == [StampedSegment]
+
+
 @pytest.mark.slow  # seconds of the emulator's compiler
 def test_parts_that_are_run_for_shares_have_one_time(
     session: ost.Session, monkeypatch: pytest.MonkeyPatch
