@@ -39,8 +39,8 @@ def is_narrow(node: Node) -> bool:
     x, w = node.inputs[:2]
     few = isinstance(x.shape[1], int) and 1 < x.shape[1] < _CHUNK
     dense = node.attrs["groups"] == 1 and prod(w.shape[2:]) != 1 and w.type.size != 0
-    products = w.shape[0] != 1  # of a single filter, there are sums, which take no chunks
-    return few and dense and products and x.dtype == w.dtype and x.dtype in (FLOAT16, BFLOAT16)
+    several = w.shape[0] != 1  # one filter makes sums, which read no chunks
+    return few and dense and several and x.dtype == w.dtype and x.dtype in (FLOAT16, BFLOAT16)
 
 
 @dataclass(frozen=True)
