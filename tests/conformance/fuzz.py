@@ -309,7 +309,7 @@ def perturbed(
                 operands[:2] = [_as_if_rounded(operand, rng) for operand in operands[:2]]
             results = reference.evaluate_node(node, operands)
             if rng is not None and node.op.name not in _EXACT:
-                results = [_moved(node.op, operands, r, v.dtype, rng)
+                results = [_moved(node, operands, r, v.dtype, rng)
                            for r, v in zip(results, node.outputs, strict=True)]  # fmt: skip
             values.update(zip(node.outputs, results, strict=True))
     after = {**states, **{n: values[v] for n, v in graph.assignments.items()}}
@@ -317,8 +317,9 @@ def perturbed(
 
 
 def _moved(
-    op: Any, operands: Sequence[Array], result: Array, dtype: DType, rng: np.random.Generator
+    node: Any, operands: Sequence[Array], result: Array, dtype: DType, rng: np.random.Generator
 ) -> Array:
+    op = node.op
     if not dtype.is_float or not result.size:
         return result
     wide = result.astype(np.float64)
@@ -343,7 +344,12 @@ def _moved(
     moved = np.where(np.isfinite(wide), wide + noise, wide)
     if op.name in ("prod", "cumprod"):  # may have overflowed on the way, which float64 did not
         top = float((ml_dtypes.finfo if dtype.name == "bfloat16" else np.finfo)(result.dtype).max)
-        moved = np.where((np.abs(wide) > top**0.8) & (rng.random(wide.shape) < 0.5), np.inf, moved)
+        most = np.abs(wide)
+        if op.name == "cumprod":  # whose products go on from there
+            axis, order = node.attrs["axis"], slice(None, None, -1 if node.attrs["reverse"] else 1)
+            along = np.moveaxis(most, axis, 0)  # a view
+            along[order] = np.maximum.accumulate(along[order], axis=0)
+        moved = np.where((most > top**0.8) & (rng.random(wide.shape) < 0.5), np.inf, moved)
     return moved.astype(result.dtype)
 
 
