@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ostinato.backends.cpu import _core
-from tests.allocations import blocks_gathered
+from tests.allocations import blocks_gathered, resident_bytes
 
 LENGTH = 16
 
@@ -19,11 +19,6 @@ LENGTH = 16
 @pytest.fixture
 def pool():
     return _core.ThreadPool(2)
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * 4096
 
 
 def discard(pool, buffer, offset: int, nbytes: int, slot_bytes: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import ostinato as ost
 from ostinato.eager.allocation import Allocation
 from ostinato.eager.compute_node import ComputeNode
 from ostinato.plan.buffer import Storage
+from tests.allocations import resident_bytes
 from tests.devices.registered import open_session
 
 pytestmark = pytest.mark.needs("single_ops")
@@ -28,11 +28,6 @@ def ex(device: str) -> ost.GraphExecutor:
 
 class Stop(Exception):
     """Leaves a session."""
-
-
-def resident_bytes() -> int:
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * 4096
 
 
 def living(*classes: type) -> int:

@@ -16,6 +16,7 @@ from ostinato.plan.buffer import Storage
 from ostinato.plan.hazards import conflicts
 from ostinato.plan.prepared import KernelCall, View
 from ostinato.plan.profile import KernelProfile
+from tests.allocations import resident_bytes
 from tests.devices.catalogue import abilities
 
 from .conftest import counter, layers, numbers
@@ -666,17 +667,12 @@ def test_released_memory_is_free_for_others(session: ost.Session) -> None:
     plan = session.prepare(graph)
     feed(plan, x, np.ones((2048, 2048), np.float32))
     plan.execute()
-    used = _resident()
+    used = resident_bytes()
     plan.release_intermediate_buffers()
-    without = _resident()
+    without = resident_bytes()
     plan.release_all_buffers()
     assert used - without > 12e6
-    assert without - _resident() > 24e6
-
-
-def _resident() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * 4096
+    assert without - resident_bytes() > 24e6
 
 
 def test_memory_report(session: ost.Session) -> None:

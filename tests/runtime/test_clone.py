@@ -7,12 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.allocations import resident_bytes
 
 from .graphs import FED, B, W, tiny, tiny_graph
 
@@ -151,11 +151,6 @@ def test_weights_written_through_the_plan_stay_on_their_side(session):
     assert (buffer.copyout() == kept * 2).all(), "the buffer is where the weights have moved to"
     buffer.copyin(kept)
     assert result(compiled) == before
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def large(session: ost.Session) -> tuple[ost.CompiledGraph, dict[str, np.ndarray]]:
