@@ -344,12 +344,12 @@ def _moved(
     moved = np.where(np.isfinite(wide), wide + noise, wide)
     if op.name in ("prod", "cumprod"):  # may have overflowed on the way, which float64 did not
         top = float((ml_dtypes.finfo if dtype.name == "bfloat16" else np.finfo)(result.dtype).max)
-        most = np.abs(wide)
-        if op.name == "cumprod":  # whose products go on from there
+        over = np.abs(wide) > top**0.8
+        if op.name == "cumprod":  # what has overflowed stays so
             axis, order = node.attrs["axis"], slice(None, None, -1 if node.attrs["reverse"] else 1)
-            along = np.moveaxis(most, axis, 0)  # a view
-            along[order] = np.maximum.accumulate(along[order], axis=0)
-        moved = np.where((most > top**0.8) & (rng.random(wide.shape) < 0.5), np.inf, moved)
+            reached = np.moveaxis(np.abs(wide), axis, 0)[order] > top / 2
+            over |= np.moveaxis(np.logical_or.accumulate(reached, axis=0)[order], 0, axis)
+        moved = np.where(over & (rng.random(wide.shape) < 0.5), np.inf, moved)
     return moved.astype(result.dtype)
 
 

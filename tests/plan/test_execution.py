@@ -80,6 +80,8 @@ def test_nothing_is_compiled_or_allocated_after_the_first_execute(
     if "lowers" not in abilities(session.device.kind.lower()):
         for rows in sizes:  # a framework compiles for each size, at its first run
             plan.execute_with_vars({"n": rows})
+    if session.device.kind == "CUDA":  # the first profile compiles kernels that log parts' times
+        plan.execute_profiled()
     storages = {b.storage for b in plan.buffers}
     before = {s: s.allocations for s in storages}
     counters = copy.copy(process_cache().counters)
@@ -91,11 +93,6 @@ def test_nothing_is_compiled_or_allocated_after_the_first_execute(
     for rows in sizes:
         plan.execute_with_vars({"n": rows})
         plan.execute()
-    assert process_cache().counters == counters
-    plan.execute_profiled()  # where kernels log their parts' times, it compiles those that do
-    counters = copy.copy(process_cache().counters)
-    for rows in sizes:
-        plan.execute_with_vars({"n": rows})
         plan.execute_profiled()
     assert {b.storage: b.storage.allocations for b in plan.buffers} == before
     assert process_cache().counters == counters
