@@ -10,9 +10,10 @@ numbers. There may be two right ones: a tile has the sums of its columns with bo
 from __future__ import annotations
 
 from string import Template
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.abi import Launch, TensorMap
+from ostinato.backends.cuda.render.bulk_operands import LINE_WORDS, are_matrices, matrices_of
 from ostinato.backends.cuda.render.frame import body_of
 from ostinato.backends.cuda.render.group_tiles import PRODUCTS, GroupTile
 from ostinato.backends.cuda.render.packed_stores import (
@@ -23,11 +24,8 @@ from ostinato.backends.cuda.render.packed_stores import (
 )
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.render.tensor_tiles import Renderer
-from ostinato.backends.cuda.render.tile_operands import CHUNK, SLICE, chunks_along
-from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ostinato.lower.loopir.nodes import extent_of
+from ostinato.backends.cuda.render.tile_operands import CHUNK, SLICE
 from ostinato.records import replace
-from ostinato.variables import coefficient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,10 +33,10 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render.tensor_tiles import Tile
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.lower.loopir.nodes import Load, Scalar
+    from ostinato.lower.loopir.nodes import Load
     from ostinato.variables import Symbol
 
-__all__ = ["are_matrices", "fits", "launch", "source"]
+__all__ = ["fits", "launch", "source"]
 
 #: Threads of a group, and rows of its tensor cores' tile.
 _GROUP, _ROWS = 128, 64
@@ -62,8 +60,8 @@ _PARTS_AT_ONCE = 2
 #: Registers of a thread that have sums, and what is read beside them, at most.
 _SUMS_AND_READ = 144
 
-#: Words of four bytes of a line of shared memory, and elements of it: see ``ost::panel``.
-_LINE_WORDS, _PANEL = 32, 64
+#: Elements of a line of shared memory: see ``ost::panel``.
+_PANEL = 64
 
 _BODY = Template(
     """\
@@ -296,20 +294,6 @@ def fits(matmul: Matmul, target: CudaTarget) -> bool:
     return target.multiplies_in_bulk and are_matrices(matmul) and _Renderer(matmul, target).suits
 
 
-def are_matrices(matmul: Matmul) -> bool:
-    """Whether all operands are matrices of 16-bit floats that tensor maps describe.
-
-    Of two right ones, both are stored by rows, or by columns.
-    """
-    same = {operand.dtype for operand in matmul.operands} == {matmul.a.dtype}
-    if not same or matmul.a.dtype not in (FLOAT16, BFLOAT16) or matmul.acc != FLOAT32:
-        return False
-    sizes = [extent_of(axis) for axis in (matmul.m, matmul.n, *matmul.k)]
-    if matmul.batch or len(matmul.k) != 1 or not all(isinstance(s, int) and s for s in sizes):
-        return False
-    return _matrices(matmul) is not None
-
-
 def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each tile, or as many as stay."""
     return _Renderer(matmul, target).launch()
@@ -355,7 +339,7 @@ class _Renderer(Renderer):
     @property
     def maps(self) -> tuple[TensorMap, ...]:
         """The tensor maps of the operands."""
-        matrices = _matrices(self.matmul)
+        matrices = matrices_of(self.matmul)
         assert matrices is not None
         left, *rights = matrices
         lines = SLICE if self.by_rows else self.columns_of(self.tile)
@@ -412,7 +396,7 @@ class _Renderer(Renderer):
             "result_tiles": columns // 8,
             "part_tiles": self.part_columns // 8,
             "groups": tile.threads // _GROUP,
-            "line_words": _LINE_WORDS,
+            "line_words": LINE_WORDS,
             "copying": _COPYING,
             "multiplying": _MULTIPLYING,
             "part_rows": _PART_ROWS,
@@ -489,59 +473,3 @@ class _Renderer(Renderer):
     def names(self) -> dict[Symbol, str]:
         """The variables that have the values of axes."""
         return {self.matmul.m: "m", self.matmul.n: "n"}
-
-
-class _Matrix(NamedTuple):
-    """An operand in memory.
-
-    Attributes:
-        buffer: the number of the argument that it is in.
-        offset: elements before it.
-        rows, elements: its rows, and the elements of each.
-        pitch: elements from one row to the next.
-    """
-
-    buffer: int
-    offset: int
-    rows: int
-    elements: int
-    pitch: int
-
-    def map(self, lines: int) -> TensorMap:
-        """Its tensor map for copies of so many lines of shared memory."""
-        words, row_bytes = self.elements // 2, 2 * self.pitch
-        extents = (words, self.rows, 1, row_bytes, _LINE_WORDS, lines, 1)
-        return TensorMap(self.buffer, 2 * self.offset, *extents, True)
-
-
-def _matrices(matmul: Matmul) -> tuple[_Matrix, ...] | None:
-    """The operands, the left one first; ``None``: one of them is no such matrix."""
-    (k,) = matmul.k
-    by_rows = chunks_along(matmul.b, k) is None
-    right = (k, matmul.n) if by_rows else (matmul.n, k)
-    axes = [(matmul.a, matmul.m, k), *((each, *right) for each in matmul.rights)]
-    found = tuple(_matrix(*each) for each in axes)
-    return None if None in found else tuple(each for each in found if each is not None)
-
-
-def _matrix(operand: Scalar, outer: Symbol, inner: Symbol) -> _Matrix | None:
-    """An operand as a matrix that a tensor map describes; ``None``: it is none.
-
-    Args:
-        operand: its element.
-        outer, inner: the axes of its rows in memory, and of the elements of these.
-    """
-    run = chunks_along(operand, inner)
-    if run is None or run.bindings:
-        return None
-    along = coefficient(run.index, inner)
-    across = None if along is None else coefficient(along[1], outer)
-    if along is None or across is None or along[0] != 1:
-        return None
-    (pitch, offset), rows, elements = across, extent_of(outer), extent_of(inner)
-    numbers = [size for size in (offset, rows, elements, pitch) if isinstance(size, int)]
-    if len(numbers) < 4:
-        return None
-    made = _Matrix(run.buffer, *numbers)
-    aligned = made.pitch % CHUNK == made.offset % CHUNK == made.elements % 2 == 0
-    return made if aligned and made.pitch >= made.elements else None

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ostinato.backends.cuda.abi import Launch
-    from ostinato.backends.cuda.render import bulk_tiles
+    from ostinato.backends.cuda.render import bulk_operands, bulk_tiles
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.lower.program import LoweredBuffer
 else:
+    bulk_operands = LazyModule("ostinato.backends.cuda.render.bulk_operands")
     bulk_tiles = LazyModule("ostinato.backends.cuda.render.bulk_tiles")
 
 __all__ = ["PairedMatmul", "with_pairs"]
@@ -157,7 +158,7 @@ def _paired(first: Call, second: Call) -> Call | None:
         fixed_right=one.fixed_right and other.fixed_right,
         beside=beside,
     )
-    if not bulk_tiles.are_matrices(made):
+    if not bulk_operands.are_matrices(made):
         return None
     nodes = tuple(dict.fromkeys((*first.nodes, *second.nodes)))
     title, flops = f"{first.title}+{second.title}", first.flops + second.flops
