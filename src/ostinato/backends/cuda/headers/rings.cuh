@@ -83,12 +83,13 @@ struct ring_of : ring {
         barriers_started();
     }
 
-    void advance(int stages) {
-        for (slot += stages; slot >= count; slot -= count) parity ^= 1;
-    }
-
-    void advance() {
-        if (++slot == count) slot = 0, parity ^= 1;
+    void advance(int stages = 1) {
+#pragma unroll 1
+        for (; stages > count; stages -= count) parity ^= 1;
+        slot += stages;
+        const bool wraps = slot >= count;
+        slot -= wraps ? count : 0;
+        parity ^= wraps;
     }
 
     // Whether so many stages may be held at a time: others are on their way behind them.

@@ -50,7 +50,9 @@ constexpr int tile_columns = Wide ? ring::rows * ring::groups : ring::rows;
 // Stages of a tile of so many columns.
 template <bool Wide>
 inline int stages_of(int columns, int depth, int piece) {
-    return Wide ? (columns + ring::rows - 1) / ring::rows : (depth + piece - 1) / piece;
+    static_assert(ring::groups == 2, "a stage for each group");
+    if (Wide) return columns > ring::rows ? 2 : 1;
+    return (depth + piece - 1) / piece;
 }
 
 // The left operand's part of a stage that a warp has, on its way from global memory: it is loaded a
