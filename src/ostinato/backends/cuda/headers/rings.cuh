@@ -20,6 +20,7 @@ struct staged_rows {
     const tensor_map* map;
     int rows, lines;  // and lines of 128 bytes of a row
     int width, step;  // rows of a tile; lines of a row in a stage
+    int together;     // rows of a stage
     bool apart;       // each line is a copy of its own: the last one is shorter
     const tensor_map* beside = nullptr;
     int beside_words = 0;  // of a row in a stage, behind all lines
@@ -33,18 +34,21 @@ struct ring_place {
 
 // The constants that all rings have in common.
 struct ring {
-    // A stage: so many bytes of neighbouring rows, the first line of 128 bytes of each, then the next
-    // ones, swizzled, so that the same vectors of all rows are in different banks.
-    static constexpr int rows = 8, piece = 2048, line = 128 * rows;
+    // A stage: so many bytes of neighbouring rows, eight of them or as many as a product says, the first
+    // line of 128 bytes of each, then the next ones, swizzled, so that the same vectors of eight rows
+    // are in different banks.
+    static constexpr int rows = 8, piece = 2048, line = 128;
 
     // Where a vector of 16 bytes of a row is in a stage.
+    template <int Rows = rows>
     static constexpr int offset(int row, int vector) {
-        return vector / 8 * line + row * 128 + ((vector ^ row) & 7) * 16;
+        return vector / 8 * line * Rows + row * line + ((vector ^ row) & 7) * 16;
     }
 
     // From the offset of a vector that is the first of four, or of eight, that of one so many behind it.
+    template <int Rows = rows>
     static constexpr int further(int offset, int vectors) {
-        return (offset ^ vectors % 8 * 16) + vectors / 8 * line;
+        return (offset ^ vectors % 8 * 16) + vectors / 8 * line * Rows;
     }
 
     // Warps that read a stage; so many groups of them read as many stages at a time. To wait for a
@@ -120,9 +124,9 @@ struct ring_of : ring {
 
     // Stages that may be under way, once the next one is.
     int under_way() const {
-        if (!empty_beyond(Form::spare)) return 1;
-        if (!empty_beyond(Form::scarce)) return Form::ahead;
-        return Form::ahead + (empty_beyond(Form::drained) ? 2 : 1);
+        if (Form::spare > 0 && !empty_beyond(Form::spare)) return 1;
+        if (Form::scarce >= count || !empty_beyond(Form::scarce)) return Form::ahead;
+        return Form::ahead + (Form::drained < count && empty_beyond(Form::drained) ? 2 : 1);
     }
 
     // The barrier at which the last stage arrives that has to before one more is under way, and the
@@ -137,27 +141,26 @@ struct ring_of : ring {
     // Fills slots with the stages of a block's tiles: called by the only thread that does.
     void fetch(place own, place all, const staged_rows& those) {
         const unsigned long long policy = read_once();
-        const int bytes = rows * (128 * those.step + 4 * those.beside_words);
+        const int lines = those.together * line, bytes = those.step * lines;
+        const int all_bytes = bytes + 4 * those.together * those.beside_words;
 #pragma unroll 1
         for (int first = own.x * those.width; first < those.rows; first += all.x * those.width) {
             const int last = min(first + those.width, those.rows);
             int beside = 0;
 #pragma unroll 1
-            for (int line = 0; line < those.lines; line += those.step) {
+            for (int number = 0; number < those.lines; number += those.step) {
 #pragma unroll 1
-                for (int row = first; row < last; row += rows) {
-                    unsigned char* const to = next_slot(bytes);
+                for (int row = first; row < last; row += those.together) {
+                    unsigned char* const to = next_slot(all_bytes);
                     phased_barrier* const barrier = arrived() + slot;
-                    if (!those.apart) copy_tensor(to, those.map, 0, row, line, barrier, policy);
+                    if (!those.apart) copy_tensor(to, those.map, 0, row, number, barrier, policy);
                     else
                         for (int i = 0; i < those.step; i++)
                             copy_tensor(
-                                to + i * ring::line, those.map, (line + i) * 32, row, 0, barrier, policy
+                                to + i * lines, those.map, (number + i) * 32, row, 0, barrier, policy
                             );
                     if (those.beside_words > 0)
-                        copy_tensor(
-                            to + those.step * ring::line, those.beside, beside, row, 0, barrier, policy
-                        );
+                        copy_tensor(to + bytes, those.beside, beside, row, 0, barrier, policy);
                     advance();
                 }
                 beside += those.beside_words;
@@ -188,7 +191,9 @@ struct ring_of : ring {
 };
 
 static_assert(
-    ring::offset(5, 11) == swizzled(ring::line + 5 * 128 + 3 * 16), "where copies bring vectors"
+    ring::offset(5, 11) == swizzled(13 * ring::line + 3 * 16) &&
+        ring::offset<16>(13, 11) == swizzled(29 * ring::line + 3 * 16),
+    "where copies bring vectors"
 );
 
 }  // namespace ost

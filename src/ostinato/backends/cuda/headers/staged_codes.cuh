@@ -10,10 +10,10 @@ namespace ost {
 // their blocks, row by row.
 constexpr int stage_codes = ring::piece;
 
-// Where the scale of a block of a row is in a stage.
-template <int Block, class Scale>
+// Where the scale of a block of a row is in a stage of so many rows.
+template <int Block, class Scale, int Rows = ring::rows>
 constexpr int scale_place(int row, int block) {
-    return ring::rows * stage_codes / 2 + (row * (stage_codes / Block) + block) * (int)sizeof(Scale);
+    return Rows * stage_codes / 2 + (row * (stage_codes / Block) + block) * (int)sizeof(Scale);
 }
 
 // A sum of products of 4-bit numbers, 16 times too large, as a float. It was added to the bits of
@@ -125,7 +125,7 @@ static OST_PRODUCT ring_place multiply_codes(
 template <class Format, bool Whole>
 struct bytes_of_row {
     using sum = unsigned;
-    static constexpr int all = ring::piece, quarter = all / ring::sharing / 4;
+    static constexpr int all = ring::piece, quarter = all / ring::sharing / 4, rows = ring::rows;
 
     const unsigned char* left;
     vector<unsigned, 4> words[quarter / 16];
@@ -169,12 +169,13 @@ inline unsigned upper_halves() {
     return halves;
 }
 
-// The same of signed bytes by codes, with the scales of their blocks; see `multiply_codes`.
-template <class Format, int Block, bool Whole>
+// The same of signed bytes by codes, with the scales of their blocks; see `multiply_codes`. A stage has
+// so many rows.
+template <class Format, int Block, bool Whole, int Rows>
 struct bytes_by_codes {
     using sum = float;
     using stored = typename Format::stored;
-    static constexpr int all = stage_codes, quarter = all / ring::sharing / 4;
+    static constexpr int all = stage_codes, quarter = all / ring::sharing / 4, rows = Rows;
     static constexpr int blocks = quarter / Block;
 
     const signed char* left;
@@ -205,9 +206,9 @@ struct bytes_by_codes {
 
     sum times(const unsigned char* stage, int column, int inside, sum before) const {
         if (there <= 0) return before;
-        const int place = ring::offset(column, inside / 32);
+        const int place = ring::offset<Rows>(column, inside / 32);
         const vector<stored, blocks> right_scales = *(const vector<stored, blocks>*)(
-            stage + scale_place<Block, stored>(column, inside / Block)
+            stage + scale_place<Block, stored, Rows>(column, inside / Block)
         );
 #pragma unroll
         for (int block = 0; block < blocks; block++) {
@@ -216,7 +217,7 @@ struct bytes_by_codes {
 #pragma unroll
             for (int i = block * (Block / 32); i < (block + 1) * (Block / 32); i++) {
                 const vector<unsigned, 4> codes =
-                    *(const vector<unsigned, 4>*)(stage + ring::further(place, i));
+                    *(const vector<unsigned, 4>*)(stage + ring::further<Rows>(place, i));
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
                     const unsigned low = (codes.at[w] << 4 ^ 0x80808080u) & upper;
@@ -233,19 +234,23 @@ struct bytes_by_codes {
 };
 
 // The products of up to `Together` tiles, `step` apart, of one row in shared memory: see
-// `multiply_tile`. A lane has a column, and a quarter of the warp's elements; that takes fewer
-// instructions than tensor cores, whose other rows would be wasted. Wide: it has them in registers.
+// `multiply_tile`. A lane has every eighth column of a stage, and a quarter of the warp's elements; that
+// takes fewer instructions than tensor cores, whose other rows would be wasted. Wide: it has them in
+// registers.
 template <class Row, bool Wide, int Together, class Ring>
 static OST_PRODUCT ring_place multiply_row(
     Ring shared_ring, const void* left, const float* scales, int depth, int first_tile, int step,
     int columns,
-    typename Row::sum (*parts)[Wide ? ring::sharing : computing / 32][1][tile_columns<Wide> + 1]
+    typename Row::sum (*parts)[Wide ? ring::sharing : computing / 32][1]
+                              [tile_columns<Wide, Row::rows> + 1]
 ) {
     __syncwarp();
-    constexpr int all = Row::all, width = tile_columns<Wide>;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
+    constexpr int all = Row::all, rows = Row::rows, width = tile_columns<Wide, rows>;
+    constexpr int each = rows / 8;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int member = warp % ring::sharing, group = warp / ring::sharing;
     const int inside = member * (all / ring::sharing) + lane / 8 * Row::quarter;
+    const int first_column = lane % 8 + (Wide ? group * rows : 0);
     Ring next = shared_ring;
     Row row(left, scales);
     if (Wide) row.load(inside, depth - inside);
@@ -254,20 +259,27 @@ static OST_PRODUCT ring_place multiply_row(
         const int rest = columns - (first_tile + t * step) * width;
         if (rest <= 0) break;
         const int tile_there = min(rest, width);
-        const int there = Wide ? tile_there - group * ring::rows : tile_there;
+        const int there = Wide ? tile_there - group * rows : tile_there;
         Ring from = next;
         from.advance(group);
-        typename Row::sum sum = 0;
+        typename Row::sum sums[each] = {};
         const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
         for (int start = begin; start < end; start += ring::groups * all) {
             if (!Wide) row.load(start + inside, depth - start - inside);
-            sum = row.times(in_shared_memory(from.await()), column, inside, sum);
+            const unsigned char* const stage = in_shared_memory(from.await());
+#pragma unroll
+            for (int i = 0; i < each; i++)
+                sums[i] = row.times(stage, lane % 8 + i * 8, inside, sums[i]);
             from.release();
             from.advance(ring::groups);
         }
-        sum = sum_of_quarters(sum);
-        if (lane < 8) parts[t][Wide ? member : warp][0][(Wide ? group * ring::rows : 0) + lane] = sum;
-        next.advance(stages_of<Wide>(tile_there, depth, all));
+#pragma unroll
+        for (int i = 0; i < each; i++) sums[i] = sum_of_quarters(sums[i]);
+        if (lane < 8)
+#pragma unroll
+            for (int i = 0; i < each; i++)
+                parts[t][Wide ? member : warp][0][first_column + i * 8] = sums[i];
+        next.advance(stages_of<Wide, rows>(tile_there, depth, all));
     }
     return next.here();
 }

@@ -43,15 +43,16 @@ inline T sum_of_quarters(T value) {
     return value + __shfl_xor_sync(0xFFFFFFFFu, value, 8);
 }
 
-// Columns of a tile. Wide: those of one stage for each group of warps, else those of a stage.
-template <bool Wide>
-constexpr int tile_columns = Wide ? ring::rows * ring::groups : ring::rows;
+// Columns of a tile, where a stage has so many of them. Wide: those of a stage for each group of
+// warps, else those of one stage.
+template <bool Wide, int Rows = ring::rows>
+constexpr int tile_columns = Wide ? Rows * ring::groups : Rows;
 
 // Stages of a tile of so many columns.
-template <bool Wide>
+template <bool Wide, int Rows = ring::rows>
 inline int stages_of(int columns, int depth, int piece) {
     static_assert(ring::groups == 2, "a stage for each group");
-    if (Wide) return columns > ring::rows ? 2 : 1;
+    if (Wide) return columns > Rows ? 2 : 1;
     return (depth + piece - 1) / piece;
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 
-__all__ = ["CODE_PIECE", "COLUMNS", "GROUPS", "LINE", "MOST_ROWS", "PIECE", "WARPS"]
+__all__ = ["CODE_COLUMNS", "CODE_PIECE", "COLUMNS", "GROUPS", "LINE", "MOST_ROWS", "PIECE", "WARPS"]
 
 WARPS = SEGMENT_BLOCK // WARP
 """Warps that multiply."""
@@ -17,6 +17,9 @@ GROUPS = 2
 
 COLUMNS = 8
 """Rows of memory of a stage: columns of the matmul."""
+
+CODE_COLUMNS = 16
+"""The same of codes that one row multiplies."""
 
 PIECE = 2048
 """Bytes of a column in a stage: those of ``ost::ring``."""

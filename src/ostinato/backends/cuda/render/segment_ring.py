@@ -127,7 +127,8 @@ def _fields(stream: Stream) -> list[str]:
 
     weights, scales = stream.weights, stream.scales
     sizes = stream.rows, -(-weights.nbytes // LINE), stream.width, weights.piece // LINE
-    fields = [map_of(weights.argument), *map(str, sizes), "false" if stream.divided else "true"]
+    fields = [map_of(weights.argument), *map(str, (*sizes, stream.columns))]
+    fields.append("false" if stream.divided else "true")
     if scales is not None:
         fields += [map_of(scales.argument), str(scales.piece // 4)]
     return fields

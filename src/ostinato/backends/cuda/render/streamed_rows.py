@@ -128,7 +128,7 @@ def body(
     left = left_of(matmul, held, padded, polled)
     assert stream is not None
     assert left is not None
-    arrays, wide = list(left.arrays), stream.width > COLUMNS
+    arrays, wide = list(left.arrays), stream.wide
     operands = left.scalar, *((matmul.a_scale,) if isinstance(matmul, BlockwiseProduct) else ())
     frame = Frame(matmul, operands, matmul.stores)
     joint = isinstance(kernel, JointProducts)
@@ -221,10 +221,12 @@ def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None
 def _multiply(matmul: Matmul, left: Left, stream: Stream, together: int) -> str:
     """The statements that multiply tiles."""
     rows, flags = max(1, max_extent(matmul.m)), {True: "true", False: "false"}
-    wide = flags[stream.width > COLUMNS]
+    wide = flags[stream.wide]
     if rows == 1 and left.shared and left.scalar.dtype in INTEGERS:
         row = (
-            _row_of_codes(matmul) if isinstance(matmul, BlockwiseProduct) else _row_of_bytes(matmul)
+            _row_of_codes(matmul, stream)
+            if isinstance(matmul, BlockwiseProduct)
+            else _row_of_bytes(matmul)
         )
         scales = "scales" if isinstance(matmul, BlockwiseProduct) else "nullptr"
         return _ALL_TILES.substitute(wide=wide, together=together, row=row, scales=scales)
@@ -236,6 +238,7 @@ def _multiply(matmul: Matmul, left: Left, stream: Stream, together: int) -> str:
             together=together,
         )
     if isinstance(matmul, BlockwiseProduct):
+        assert stream.columns == COLUMNS, f"{matmul.name} has its row in shared memory"
         given = f"ost::{stored(matmul.b_scale).dtype.name}_format, {matmul.group}, {rows}, {wide}"
         call = f"ost::multiply_codes<{given}>(ring, left, pitch, scales, (int)rows, (int)depth"
     else:
@@ -264,7 +267,7 @@ def _keeps_rows(matmul: Matmul, left: Left, stream: Stream) -> bool:
         and max_extent(matmul.m) <= _KEPT_ROWS
         and depth * matmul.b.dtype.itemsize % PIECE == 0
         and depth <= _KEPT_DEPTH
-        and stream.width == COLUMNS
+        and not stream.wide
     )
 
 
@@ -274,11 +277,11 @@ def _row_of_bytes(matmul: Matmul) -> str:
     return f"ost::bytes_of_row<{_byte_format(matmul)}, {whole}>"
 
 
-def _row_of_codes(matmul: BlockwiseProduct) -> str:
+def _row_of_codes(matmul: BlockwiseProduct, stream: Stream) -> str:
     """The type of a lane's part of a row of bytes that codes multiply."""
     whole = "true" if max_extent(matmul.k[0]) % _LANE_CODES == 0 else "false"
     format_ = f"ost::{stored(matmul.b_scale).dtype.name}_format"
-    return f"ost::bytes_by_codes<{format_}, {matmul.group}, {whole}>"
+    return f"ost::bytes_by_codes<{format_}, {matmul.group}, {whole}, {stream.columns}>"
 
 
 def _byte_format(matmul: Matmul) -> str:

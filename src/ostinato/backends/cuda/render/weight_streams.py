@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import TensorMap
 from ostinato.backends.cuda.render.ring_stages import (
+    CODE_COLUMNS,
     CODE_PIECE,
     COLUMNS,
     GROUPS,
@@ -48,20 +49,27 @@ class Stream:
         rows: the matmul's columns.
         weights: their elements, or codes.
         scales: those of blocks of codes.
-        width: columns of a tile: those of a stage, or, where that has all of them, of all stages
-            that are read at a time.
+        columns: those of a stage.
+        wide: whether a stage has all of them: then a tile has those of all stages that are read at a
+            time.
     """
 
     rows: int
     weights: Rows
     scales: Rows | None
-    width: int
+    columns: int
+    wide: bool
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return self.columns * GROUPS if self.wide else self.columns
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage."""
         scales = 0 if self.scales is None else self.scales.piece
-        return COLUMNS * (self.weights.piece + scales)
+        return self.columns * (self.weights.piece + scales)
 
     @property
     def nbytes(self) -> int:
@@ -83,13 +91,13 @@ class Stream:
         rows, weights = self.rows, self.weights
         lines = weights.nbytes // LINE if self.divided else 1
         words = (LINE if self.divided else weights.nbytes) // 4
-        copied = LINE // 4, COLUMNS, weights.piece // LINE if self.divided else 1
+        copied = LINE // 4, self.columns, weights.piece // LINE if self.divided else 1
         position = positions[weights.argument]
         found = [
             TensorMap(position, weights.offset, words, rows, lines, weights.nbytes, *copied, True)
         ]
         if (scales := self.scales) is not None:
-            words, copied = scales.nbytes // 4, (scales.piece // 4, COLUMNS, 1)
+            words, copied = scales.nbytes // 4, (scales.piece // 4, self.columns, 1)
             position = positions[scales.argument]
             found.append(
                 TensorMap(position, scales.offset, words, rows, 1, scales.nbytes, *copied, False)
@@ -140,10 +148,12 @@ def stream_of(matmul: Matmul) -> Stream | None:
         weights = rows_of(matmul.b, matmul.n, matmul.k[0], PIECE)
         if weights is None or weights.nbytes % _GRAIN or not _multiplies(matmul):
             return None
-    if weights is None or left_of(matmul) is None:
+    left = left_of(matmul)
+    if weights is None or left is None:
         return None
     wide = weights.nbytes <= weights.piece and matmul.b.dtype != FLOAT32
-    return Stream(columns, weights, scales, COLUMNS * GROUPS if wide else COLUMNS)
+    row = scales is not None and left.staged and max_extent(matmul.m) == 1
+    return Stream(columns, weights, scales, CODE_COLUMNS if row else COLUMNS, wide)
 
 
 def _multiplies(matmul: Matmul) -> bool:
@@ -203,7 +213,7 @@ def reads_by_stages(matmul: Matmul, argument: int) -> bool:
     That is worth it where there are many stages: the last ones are what there is to wait for.
     """
     stream, a = stream_of(matmul), matmul.a
-    if stream is None or isinstance(matmul, BlockwiseProduct) or stream.width > COLUMNS:
+    if stream is None or isinstance(matmul, BlockwiseProduct) or stream.wide:
         return False
     if not isinstance(a, Load) or a.buffer != argument or a.bindings or a.dtype == FLOAT32:
         return False
