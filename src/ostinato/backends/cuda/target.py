@@ -27,6 +27,7 @@ class CudaTarget:
         threads_per_multiprocessor: the most resident threads of a multiprocessor.
         vector_accesses: whether kernels load and store several elements at once where they can.
         block: the threads of a block, where a kernel leaves the choice to its mapping; 0: any.
+        alone: whether one block has all points of a kernel, as every block of a segment may.
         early_starts: whether kernels start before those in front of them have ended, and wait for
             that themselves, where the GPU can.
         tiled_transposes: whether elements that change places go by way of shared memory.
@@ -43,6 +44,7 @@ class CudaTarget:
     threads_per_multiprocessor: int = 2048
     vector_accesses: bool = True
     block: int = 0
+    alone: bool = False
     early_starts: bool = True
     tiled_transposes: bool = True
     warp_groups: bool = True
@@ -95,7 +97,7 @@ class CudaTarget:
             f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
             f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
             f"{self.tiled_transposes} {self.warp_groups} {self.bulk_tiles} {self.fragments} "
-            f"{self.divided_features} {self.kept_rows} {self.block}"
+            f"{self.divided_features} {self.kept_rows} {self.block} {self.alone}"
         )
 
 

@@ -6,6 +6,7 @@ import ostinato as ost
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.segment_kernel import SegmentKernel
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.records import replace
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 
@@ -60,3 +61,20 @@ def test_whole_rows_are_those_of_a_single_point() -> None:
 
 def test_long_rows_are_loaded_by_each_stage() -> None:
     assert "ost::load_row<" not in norm(1, 4096).source(TARGET)
+
+
+def test_a_block_that_has_all_points_takes_them_at_once() -> None:
+    """Groups of 32 of 8,192 numbers: one to a thread, instead of a quarter of one four times."""
+    g = ost.Graph()
+    x, gate = (g.input(name, (1, 8192), "bfloat16") for name in ("x", "gate"))
+    codes, scales = g.input("codes", (4096, 64), "uint8"), g.input("scales", (256, 64), "bfloat16")
+    g.set_outputs([g.int4_matmul(g.multiply(x, gate), codes, scales, group=32)])
+    (segment,) = kernels_of(g)
+    assert isinstance(segment, SegmentKernel)
+    (kernel,) = (p.kernel for p in segment.parts if "round" in kernel_text(p.kernel))
+    assert isinstance(kernel, CudaLoopNest)
+    assert "ost::load_row<32, 32>(" in kernel.source(TARGET)
+    alone = replace(TARGET, alone=True)
+    assert "[4];" in kernel.source(alone)
+    assert "ost::load_row<8, 32>(" in kernel.source(alone)
+    assert kernel.whole_rows(alone) == {}

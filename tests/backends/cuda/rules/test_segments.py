@@ -359,12 +359,13 @@ def test_an_instruction_copies_a_stage_of_weights_and_one_their_scales(
         launch = segment.launch(target)
         assert launch.block == SEGMENT_BLOCK + WARP
         (weights, *scales) = [TensorMap(*fields) for fields in launch.maps]
-        lines = depth // (256 if narrow else 32)
+        lines, columns = (depth // 256, 16) if narrow else (depth // 32, 8)
         if depth % 32:
-            assert weights[2:] == (depth, 64, 1, 4 * depth, 32, 8, 1, True)
+            assert weights[2:] == (depth, 64, 1, 4 * depth, 32, columns, 1, True)
         else:
-            assert weights[2:] == (32, 64, lines, 128 * lines, 32, 8, 8 if narrow else 16, True)
-        assert [found[2:] for found in scales] == [(32, 64, 1, 128, 32, 8, 1, False)] * narrow
+            copied = 8 if narrow else 16
+            assert weights[2:] == (32, 64, lines, 128 * lines, 32, columns, copied, True)
+        assert [found[2:] for found in scales] == [(32, 64, 1, 128, 32, columns, 1, False)] * narrow
         text = segment.source(target)
         assert f"tensor_maps<{1 + narrow}> maps" in text
         compile_text(text, "sm_90")

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["KeptRows", "kept_rows"]
 
 #: Packs of a row that a thread keeps, at most: loops over them are unrolled, and it takes longer to
-#: fetch instructions that run once than to load elements again.
-_MOST_PACKS = 1
+#: fetch instructions that run once than to load elements again. A block that has all points for
+#: itself would go through all stages several times.
+_MOST_PACKS, _MOST_PACKS_ALONE = 1, 4
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class KeptRows:
 
 
 def kept_rows(
-    nest: LoopNest, lanes: Sequence[int], members: int, most_bytes: int
+    nest: LoopNest, lanes: Sequence[int], members: int, most_bytes: int, *, alone: bool
 ) -> KeptRows | None:
     """The rows that groups of threads may keep.
 
@@ -67,7 +68,9 @@ def kept_rows(
         lanes: by stage, the neighbours that a thread takes at once.
         members: threads of a group.
         most_bytes: that a thread has registers for.
+        alone: whether a block has all points for itself.
     """
+    most_packs = _MOST_PACKS_ALONE if alone else _MOST_PACKS
     groups: dict[tuple[int, int], list[int]] = {}
     for number, stage in enumerate(nest.stages):
         extent = extent_of(stage.axes[0]) if len(stage.axes) == 1 else None
@@ -75,7 +78,7 @@ def kept_rows(
             groups.setdefault((extent, lanes[number]), []).append(number)
     for (extent, width), stages in groups.items():
         packs = -(-extent // (members * width))
-        if len(stages) > 1 and packs <= _MOST_PACKS:
+        if len(stages) > 1 and packs <= most_packs:
             search = _Search(nest, stages, extent, width)
             if search.find(packs * width, most_bytes):
                 return KeptRows(

@@ -103,7 +103,9 @@ def mapping_of(nest: LoopNest, target: CudaTarget, groups: int = 0) -> Mapping:
         return Mapping(Shape.STAGES, _launch(target, points * longest, _BLOCK))
     members = _members(nest, target, points, longest)
     if nest.temps or (nest.inner_axis is None and members > 1):
-        return _rows(nest, target, points, members, groups)
+        found = _rows(nest, target, points, members, groups)
+        several = target.alone and points > found.points
+        return _at_once(nest, target, points, groups) or found if several else found
     if members > 1:
         return _columns(target, points, members)
     other = tile_axis(nest) if target.tiled_transposes else None
@@ -214,7 +216,15 @@ def _columns(target: CudaTarget, points: int, members: int) -> Mapping:
     return Mapping(Shape.COLUMNS, launch, members, width)
 
 
-def _rows(nest: LoopNest, target: CudaTarget, points: int, members: int, groups: int) -> Mapping:
+def _rows(
+    nest: LoopNest,
+    target: CudaTarget,
+    points: int,
+    members: int,
+    groups: int,
+    *,
+    alone: bool = False,
+) -> Mapping:
     lanes = _stage_lanes(nest, target)
     if groups:
         return Mapping(Shape.ROWS, Launch(groups, members), members, 1, lanes)
@@ -223,10 +233,10 @@ def _rows(nest: LoopNest, target: CudaTarget, points: int, members: int, groups:
     kept: KeptRows | None = None
     if target.kept_rows:
         most = _KEPT_BYTES_OF_PART if target.block else _KEPT_BYTES
-        kept = kept_rows(nest, lanes, members, most)
+        kept = kept_rows(nest, lanes, members, most, alone=alone)
         even = _even(nest, lanes)
         if kept is None and even != lanes:
-            kept = kept_rows(nest, even, members, most)
+            kept = kept_rows(nest, even, members, most, alone=alone)
             lanes = lanes if kept is None else even
     elsewhere = kept.temps if kept is not None else {}
     row = temp_bytes(t for i, t in enumerate(nest.temps, len(nest.args)) if i not in elsewhere)
@@ -237,6 +247,18 @@ def _rows(nest: LoopNest, target: CudaTarget, points: int, members: int, groups:
     side_by_side = block // members
     shared = Launch(launch.grid, block, side_by_side * row)
     return Mapping(Shape.ROWS, shared, members, side_by_side, lanes, kept)
+
+
+def _at_once(nest: LoopNest, target: CudaTarget, points: int, groups: int) -> Mapping | None:
+    """The mapping by which one block takes all outer points at a time, if threads keep their rows.
+
+    To go through the stages takes hundreds of cycles, for one pack of a row as for some.
+    """
+    if points > target.block:
+        return None
+    members = power_below(target.block // points)
+    found = _rows(nest, target, points, members, groups, alone=True)
+    return found if found.kept is not None and found.points >= points else None
 
 
 def _ordered(target: CudaTarget) -> Mapping:

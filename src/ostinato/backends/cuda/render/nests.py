@@ -84,7 +84,8 @@ def whole_rows(nest: LoopNest, target: CudaTarget) -> dict[int, int]:
         target: the GPU.
     """
     mapping, points = _mapping(nest, target, 0), most_points(nest.outer_axes)
-    if mapping.kept is None or points > mapping.points:
+    # Of several packs, neighbouring threads would each read a row of their own from memory.
+    if mapping.kept is None or mapping.kept.packs > 1 or points > mapping.points:
         return {}
     return dict.fromkeys(mapping.kept.whole, mapping.kept.extent * points)
 

@@ -78,7 +78,8 @@ def _whole_row(part: Part, held: int, count: int, target: CudaTarget) -> int | N
     if part.arguments.count(held) != 1:
         return None
     argument = part.arguments.index(held)
-    return argument if kernel.whole_rows(target).get(argument) == count else None
+    found = kernel.whole_rows(replace(target, alone=True))
+    return argument if found.get(argument) == count else None
 
 
 def _moved(part: Part, places: Mapping[int, int]) -> Part:

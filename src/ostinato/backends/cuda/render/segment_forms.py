@@ -95,6 +95,7 @@ class _Forms:
             frozenset(n for n, position in readable if self._lasts(position)),
             all(position not in self._written_by_others for _, position in readable),
             frozenset(self.packets[place]),
+            part.everywhere and part.shares_of is None,
         )
 
     def _lasts(self, position: int) -> bool:

@@ -61,6 +61,7 @@ class Form:
         early: whether a block may read its arguments before its turn, at the risk of what it writes
             to them itself: nothing waits for other blocks.
         received: the arguments that are in shared memory once it has got them from packets.
+        alone: whether every block has all of the part for itself.
     """
 
     kernel: str
@@ -75,6 +76,7 @@ class Form:
     lasting: frozenset[int] = frozenset()
     early: bool = False
     received: frozenset[int] = frozenset()
+    alone: bool = False
 
 
 class SegmentFunction:
@@ -114,6 +116,7 @@ class SegmentFunction:
             body = streamed_rows.body(kernel, how.held, padded, how.polled)
             self.blocks, dynamic = sum(stream.tiles for stream in self.streams), 0
         else:
+            target = replace(target, alone=how.alone)
             launch = kernel.launch(target)
             if isinstance(kernel, ReceivePackets) and how.padded:
                 body = kernel.padded_body(dict(how.padded))

@@ -50,8 +50,8 @@ class Stream:
         weights: their elements, or codes.
         scales: those of blocks of codes.
         columns: those of a stage.
-        wide: whether a stage has all of them: then a tile has those of all stages that are read at a
-            time.
+        wide: whether a stage has all of a column: then a tile has the columns of all stages that
+            are read at a time.
     """
 
     rows: int
