@@ -420,7 +420,7 @@ static void acquire(void) {
         *p += value;                                                                               \
         return before;                                                                             \
     }
-ATOMIC(16) ATOMIC(32) ATOMIC(64)
+ATOMIC(8) ATOMIC(16) ATOMIC(32) ATOMIC(64)
 
 EXPORT void emu_fence(void) { run.own->fenced[run.thread] = 1; }
 

@@ -50,6 +50,7 @@ def lowering_options(
     has_products: bool = False,
     capability: int = 0,
     bulk_tiles: bool = False,
+    wide_rings: bool = False,
 ) -> CudaLowering:
     """The settings of lowering under these switches.
 
@@ -58,6 +59,7 @@ def lowering_options(
         has_products: whether there is a library of matrix products.
         capability: the GPU's compute capability, 90 for 9.0; 0: it is not known.
         bulk_tiles: whether the device's own kernels copy the operands of large products in bulk.
+        wide_rings: whether blocks of segments have rings, whatever else is in shared memory.
     """
     shared, on = shared_options(options), options.optimize
     shared = replace(shared, fusion=replace(shared.fusion, row_factors=on))
@@ -79,6 +81,7 @@ def lowering_options(
         one_block=options.single_block_segments,
         layers=options.segment_layers,
         join=options.joint_parts,
+        wide_rings=wide_rings,
         bulk_tiles=on and bulk_tiles,
         rounds=on and rounds_rows(options, capability) is not None,
         library=library if on and has_products and options.library_products else None,

@@ -153,6 +153,7 @@ def compile_graph(
         has_products=has_products,
         capability=capability,
         bulk_tiles=target.multiplies_in_bulk,
+        wide_rings=target.has_wide_rings,
     )
     settings = replace(settings, experts=experts, keep_ids=True)
     lower = partial(lower_for_cuda, settings=settings)

@@ -81,6 +81,11 @@ class CudaTarget:
         return self.capability >= 90
 
     @property
+    def has_wide_rings(self) -> bool:
+        """Whether a block has room for bulk copies beside all that a part of a segment may have."""
+        return self.copies_in_bulk and self.shared_bytes_per_block >= _WIDE_RING_BYTES
+
+    @property
     def multiplies_by_groups(self) -> bool:
         """Whether groups of four warps give tensor cores what is in shared memory: Hopper's do."""
         return self.warp_groups and self.capability == 90
@@ -100,6 +105,9 @@ class CudaTarget:
             f"{self.divided_features} {self.kept_rows} {self.block} {self.alone}"
         )
 
+
+#: Shared memory of a block that leaves room for slots of a ring, whatever else there is.
+_WIDE_RING_BYTES = 170 << 10
 
 #: By architecture: multiprocessors, shared bytes of a block, threads of a multiprocessor.
 _TYPICAL = {

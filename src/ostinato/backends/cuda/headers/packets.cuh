@@ -7,15 +7,17 @@
 namespace ost {
 
 // A packet is an element, all of whose bits are ones until it is there. As a float that is a NaN;
-// one that is sent has another sign. So packets are no longer than elements, and a load brings many.
+// one that is sent has another sign. Signed bytes are sent with all bits but that of the sign inverted,
+// and -128 never is. So packets are no longer than elements, and a load brings many.
 template <class T>
 constexpr unsigned empty_packet = (unsigned)((1ULL << 8 * sizeof(T)) - 1);
 
 // Whether all packets in a word, or the only one in a shorter integer, are there.
 template <class T, class Word>
 inline bool are_there(Word word) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4, "floats of 16 or 32 bits");
+    static_assert(sizeof(T) <= 4, "bytes, and floats of 16 or 32 bits");
     if (sizeof(T) == sizeof(Word)) return (unsigned)word != empty_packet<T>;
+    if (sizeof(T) == 1) return (((~word - 0x01010101u) & word) & 0x80808080u) == 0;
     return (word & 0xFFFFu) != 0xFFFFu && (unsigned)word >> 16 != 0xFFFFu;
 }
 
@@ -114,6 +116,28 @@ inline float sent(float element) {
     return bits_as<unsigned>(element) == ~0u ? bits_as<float>(0x7FFFFFFFu) : element;
 }
 
+inline signed char sent(signed char element) { return (signed char)(element ^ 0x7F); }
+
+// Packets of type T as the elements that were sent.
+template <class T, class Word>
+inline Word opened(Word word) {
+    return sizeof(T) == 1 ? (Word)(word ^ 0x7F7F7F7Fu) : word;
+}
+template <class T, int Count>
+inline vector<unsigned, Count> opened(vector<unsigned, Count> words) {
+#pragma unroll
+    for (int i = 0; i < Count; i++) words.at[i] = opened<T>(words.at[i]);
+    return words;
+}
+
+inline void store_packet(signed char* packet, signed char element) {
+    element = sent(element);
+#ifdef __CUDA_ARCH__
+    asm volatile("st.relaxed.gpu.global.s8 [%0], %1;" ::"l"(packet), "h"((short)element) : "memory");
+#else
+    relaxed_store(packet, element);
+#endif
+}
 inline void store_packet(unsigned short* packet, unsigned short element) {
     element = sent(element);
 #ifdef __CUDA_ARCH__
@@ -308,6 +332,36 @@ inline void load_apart(T (&found)[Count], T (&pair)[2], inbox<T> first, inbox<T>
     for (int i = 0; i < 2; i++) pair[i] = bits_as<T>(packets[Count + i]);
 }
 
+// Elements of tiles of `Group` each, one tile behind the other, whose places in an array are those of
+// tiles `step` apart from `first` on.
+template <int Group, class Array>
+struct tile_elements {
+    Array array;
+    int first, step;
+
+    auto operator[](int i) const -> decltype(array[0]) { return array[place(i)]; }
+    auto operator+(int i) const -> decltype(array + 0) { return array + place(i); }
+
+   private:
+    int place(int i) const { return (first + i / Group * step) * Group + i % Group; }
+};
+template <int Group, class Array>
+inline tile_elements<Group, Array> elements_of_tiles(Array array, int first, int step) {
+    return {array, first, step};
+}
+
+// An array of one element, whatever its number.
+template <class T>
+struct one_element {
+    T* element;
+    T& operator[](long long) const { return *element; }
+};
+
+template <class T>
+inline one_element<T> element_at(T* element) {
+    return {element};
+}
+
 // Empties units of two bytes, of which there are a multiple of eight.
 inline void clear_packets(unsigned short* packets, int count, place own, place all) {
     const vector<unsigned, 4> none = {~0u, ~0u, ~0u, ~0u};
@@ -347,7 +401,7 @@ inline void receive_packets(From from, Put put) {
 #pragma unroll
         for (int i = 0; i < batch; i++) {
             const int at = first + i * (int)computing;
-            if (whole || at < Count) put(at, found[i]);
+            if (whole || at < Count) put(at, opened<T>(found[i]));
         }
     }
 }

@@ -113,7 +113,7 @@ class SegmentFunction:
         if how.streams:
             self.streams = tuple(weight_streams.streams_of(kernel))
             padded = frozenset(n for n, _ in how.padded)
-            body = streamed_rows.body(kernel, how.held, padded, how.polled)
+            body = streamed_rows.body(kernel, target, how.held, padded, how.polled)
             self.blocks, dynamic = sum(stream.tiles for stream in self.streams), 0
         else:
             target = replace(target, alone=how.alone)

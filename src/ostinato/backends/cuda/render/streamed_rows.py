@@ -13,6 +13,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.values import CValue
+from ostinato.backends.cuda.render import nests
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.early_elements import EarlyElements, each
 from ostinato.backends.cuda.render.frame import Frame, body_of
@@ -22,11 +23,13 @@ from ostinato.backends.cuda.render.row_operands import INTEGERS, rows_of, stored
 from ostinato.backends.cuda.render.streamed_left import left_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.render.weight_streams import stream_of
+from ostinato.backends.cuda.rules.joint_kernels import JointKernels
 from ostinato.backends.cuda.rules.joint_products import JointProducts, products_of
 from ostinato.backends.cuda.rules.product import BlockwiseProduct
+from ostinato.backends.cuda.rules.rounded_products import MOST_TILES, RoundedProduct
 from ostinato.backends.cuda.target import SEGMENT_BLOCK
 from ostinato.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, INT32
-from ostinato.lower.loopir.nodes import Load, max_extent
+from ostinato.lower.loopir.nodes import Load, Store, max_extent
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -38,14 +41,15 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render.streamed_left import Left
     from ostinato.backends.cuda.render.weight_streams import Stream
     from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.backends.cuda.target import CudaTarget
 
 __all__ = ["body"]
 
 #: Codes of a stage that a lane of ``ost::bytes_by_codes`` has.
 _LANE_CODES = 128
 
-#: Tiles whose sums are added up together, at most, and the bytes that these may have.
-_MOST_TOGETHER, _PART_BYTES = 8, 9 << 9
+#: Bytes of the sums of tiles that are added up together, at most.
+_PART_BYTES = 9 << 9
 
 #: Rows of the left operand that warps keep in registers, and elements of each, at most.
 _KEPT_ROWS, _KEPT_DEPTH = 8, 4096
@@ -70,8 +74,21 @@ $sums {
 $store
             }
         }
-        turn ^= 1;
+$rounded        turn ^= 1;
     }
+""")
+
+#: The tiles of a result, rounded by the block that has them.
+_ROUNDED = Template("""\
+        OST_SYNC();
+        {
+            const int first_tile = first, step = (int)all.x;
+            const int there = ((int)columns / $width - first_tile + step - 1) / step;
+            const long long vars[] = {min(there, $together)};
+            const ost::place own = {0}, all = {1};
+$aliases
+$nest
+        }
 """)
 
 #: The products of tiles, one after the other, or all at once.
@@ -107,6 +124,7 @@ $wait""")
 
 def body(
     kernel: CudaKernel,
+    target: CudaTarget,
     held: Collection[int] = (),
     padded: Collection[int] = (),
     polled: Collection[int] = (),
@@ -114,7 +132,8 @@ def body(
     """The code of matmuls of the same rows, whose right operands are :func:`streams_of`.
 
     Args:
-        kernel: one, or :class:`JointProducts`.
+        kernel: one, :class:`JointProducts`, or :class:`RoundedProduct`.
+        target: the GPU, with the blocks of a segment.
         held: the arguments that are in shared memory as it is.
         padded: those whose rows are apart there, as :func:`padded_row` says.
         polled: those whose elements are waited for where they are read.
@@ -131,14 +150,14 @@ def body(
     arrays, wide = list(left.arrays), stream.wide
     operands = left.scalar, *((matmul.a_scale,) if isinstance(matmul, BlockwiseProduct) else ())
     frame = Frame(matmul, operands, matmul.stores)
-    joint = isinstance(kernel, JointProducts)
+    joint = isinstance(kernel, JointKernels)
     before = "".join(f"    {name}\n" for name in aliases(places)) if joint else ""
     if isinstance(matmul, BlockwiseProduct):
         scales, copied = _scales(matmul, left, held, frame)
         before += scales
         arrays += copied
     tile = (WARPS // GROUPS if wide else WARPS, rows, stream.width + 1)
-    together = max(1, min(_MOST_TOGETHER, _PART_BYTES // (4 * math.prod(tile))))
+    together = max(1, min(MOST_TILES, _PART_BYTES // (4 * math.prod(tile))))
     early = EarlyElements(matmul, held, polled, together, stream.width)
     text = _BODY.substitute(
         together=together,
@@ -150,7 +169,8 @@ def body(
         rows=rows,
         warps=tile[0],
         register="int" if acc == INT32 else "float",
-        store=_stores(kernel, early),
+        store=_stores(kernel, early, stream.width),
+        rounded=_rounded(kernel, target, stream.width, together),
         sums=each(together * rows * stream.width),
     )
     type_ = "unsigned" if acc == INT32 else "float"
@@ -167,12 +187,13 @@ def body(
     return replace(made, includes=includes, streams=True)
 
 
-def _stores(kernel: CudaKernel, early: EarlyElements) -> str:
+def _stores(kernel: CudaKernel, early: EarlyElements, width: int) -> str:
     """The statements that store a sum; of several matmuls, for the one that has its column.
 
     Args:
         kernel: the matmuls.
         early: the elements that stores read.
+        width: columns of a tile.
     """
     products, before, lines = products_of(kernel), 0, []
     for matmul, places in products:
@@ -180,6 +201,11 @@ def _stores(kernel: CudaKernel, early: EarlyElements) -> str:
         early.read(point)
         for store in matmul.stores:
             point.store(store, CValue(point.scalars.code, "total", matmul.acc))
+        if isinstance(kernel, RoundedProduct):
+            head = aliases(places)
+            result = f"joint{places[kernel.result]} + t * {width} + i % {width}"
+            head[kernel.result] = f"const auto b{kernel.result} = ost::element_at({result});"
+            return "\n".join([*(f"                {line}" for line in head), point.text])
         if not isinstance(kernel, JointProducts):
             return point.text
         end = before + max_extent(matmul.n)
@@ -188,6 +214,36 @@ def _stores(kernel: CudaKernel, early: EarlyElements) -> str:
         lines += [*(f"                {line}" for line in head), point.text, "                }"]
         before = end
     return "\n".join(lines)
+
+
+def _rounded(kernel: CudaKernel, target: CudaTarget, width: int, together: int) -> str:
+    """The statements that round the tiles of a result, if the kernel does so.
+
+    Args:
+        kernel: the matmuls.
+        target: the GPU, with the blocks of a segment.
+        width: columns of a tile.
+        together: tiles at a time.
+    """
+    if not isinstance(kernel, RoundedProduct):
+        return ""
+    nest = kernel.nest_of_tiles()
+    made = nests.body(nest, replace(target, alone=True))
+    assert not made.arrays, f"{kernel.name} has no arrays"
+    assert not made.dynamic, f"{kernel.name} has no temps"
+    names = aliases(kernel.places[1])
+    for stage in nest.stages:
+        for store in stage.statements:
+            if isinstance(store, Store):
+                each, array = width if stage.axes else 1, f"joint{kernel.places[1][store.buffer]}"
+                sent = f"ost::elements_of_tiles<{each}>({array}, first_tile, step)"
+                names[store.buffer] = f"const auto b{store.buffer} = {sent};"
+    return _ROUNDED.substitute(
+        width=width,
+        together=together,
+        aliases="\n".join(f"            {name}" for name in names),
+        nest=made.text,
+    )
 
 
 def _scales(

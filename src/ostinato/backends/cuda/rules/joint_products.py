@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.rules.joint_kernels import JointKernels
 from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.rules.rounded_products import RoundedProduct
 from ostinato.lazy import LazyModule
 from ostinato.records import dataclass
 
@@ -50,4 +51,6 @@ def products_of(kernel: CudaKernel) -> list[tuple[Matmul, Sequence[int]]]:
     """The matmuls that a kernel consists of, each with the positions of its arguments."""
     if isinstance(kernel, JointProducts):
         return list(zip(kernel.kernels, kernel.places, strict=True))
+    if isinstance(kernel, RoundedProduct):
+        return [(kernel.product, kernel.places[0])]
     return [(kernel, range(len(kernel.args)))] if isinstance(kernel, Matmul) else []

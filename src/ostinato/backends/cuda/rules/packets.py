@@ -1,7 +1,8 @@
 """Kernels about packets: values that are passed from block to block, each element with a mark.
 
-A packet is an element whose bits are all ones until it is there: a NaN that no part sends. Blocks
-that want the values read the packets until all of them are there.
+A packet is an element whose bits are all ones until it is there: a NaN that no part sends. Signed
+bytes are sent so that -128 would be that, and no part sends it either. Blocks that want the values
+read the packets until all of them are there.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Symbol
 
-__all__ = ["ClearPackets", "ReceivePackets"]
+__all__ = ["UNIT_BYTES", "ClearPackets", "ReceivePackets"]
 
 _INCLUDES = '#include "packets.cuh"\n'
 
-#: Bytes that are received at once, where values are multiples of them.
-_UNIT_BYTES = 16
+UNIT_BYTES = 16
+"""Bytes that are received at once, where values are multiples of them, as those of bytes are."""
 
 
 class _PacketKernel(CudaKernel):
@@ -117,8 +118,8 @@ class ReceivePackets(_PacketKernel):
     def _text(self, rows: Mapping[int, int] = MappingProxyType({})) -> str:
         dialect = CudaDialect()
         (dtype,) = {arg.dtype for arg in self.args}
-        whole = all(count * dtype.itemsize % _UNIT_BYTES == 0 for count in self.counts)
-        each = _UNIT_BYTES // dtype.itemsize if whole else 1
+        whole = all(count * dtype.itemsize % UNIT_BYTES == 0 for count in self.counts)
+        each = UNIT_BYTES // dtype.itemsize if whole else 1
         type_ = dialect.memory_type(dtype)
         unit = f"ost::packet_unit<{type_}, {each}>"
         packet, lines, first = "", [], 0
@@ -130,7 +131,7 @@ class ReceivePackets(_PacketKernel):
             packet += address if last else f"i < {end} ? {address} : "
             condition = "" if last else f"if (i < {end}) "
             row = rows.get(2 * value + 1, 0) // each
-            padding = _UNIT_BYTES // (each * dtype.itemsize)
+            padding = UNIT_BYTES // (each * dtype.itemsize)
             to = f"{at} + {at} / {row}{f' * {padding}' if padding > 1 else ''}" if row else at
             lines.append(f"{condition}(({unit}*)b{2 * value + 1})[{to}] = found;")
             first = end

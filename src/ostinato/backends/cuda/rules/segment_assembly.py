@@ -12,6 +12,7 @@ from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
 from ostinato.backends.cuda.rules.joint_nests import JointNests
 from ostinato.backends.cuda.rules.joint_products import products_of
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
+from ostinato.backends.cuda.rules.rounded_products import MOST_TILES, group_of
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
 from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
 from ostinato.backends.cuda.rules.segment_shares import Shares
@@ -20,6 +21,7 @@ from ostinato.backends.cuda.rules.segment_steps import (
     Value,
     call_of,
     in_order,
+    rounded_step,
     with_joint,
     with_shares,
 )
@@ -82,6 +84,7 @@ class SegmentSettings:
         layers: loop over the code of parts that repeat, instead of going by their records.
         join: make one part of short ones that blocks run for themselves, of products of the same
             rows, and of nests one of which alone reads what the other one writes.
+        round: round the tiles of products where they are made; it needs a ring.
     """
 
     stream_weights: bool = True
@@ -90,6 +93,7 @@ class SegmentSettings:
     one_block: bool = True
     layers: bool = True
     join: bool = True
+    round: bool = False
 
 
 def simplified(
@@ -131,7 +135,9 @@ class Assembly:
         self._calls = calls
         self._settings = settings
         exchanged = calls if settings.exchange else ()
-        self._ways = Ways(exchanged, others, Shares(exchanged, frozenset(exchanged)))
+        rounds = settings.round and settings.stream_weights and settings.join
+        shares = Shares(exchanged, frozenset(exchanged))
+        self._ways = Ways(exchanged, others, shares, rounds=rounds)
         self._levels = _levels(calls, self._ways)
         self._ways.share(self._levels)
         self._shares = Shares(exchanged, self._ways.everywhere)
@@ -259,8 +265,24 @@ class Assembly:
 
     def _steps(self, call: Call) -> Iterator[Step]:
         """The part that a call becomes, behind those that receive what it reads."""
+        rounded = self._ways.rounded
+        if call in rounded.values():
+            return  # it is part of what rounds its result
+        product = rounded.get(call)
+        if product is None:
+            yield from self._received(call)
+            yield self._step(call)
+            return
+        (result,) = product.writes()
+        nbytes = MOST_TILES * group_of(call) * result.type.dtype.itemsize
+        self._held[result] = Value(SpaceKind.BLOCK, nbytes)
+        for each in (product, call):
+            yield from self._received(each)
+        yield rounded_step(self._step(product), self._step(call), product.buffers.index(result))
+
+    def _received(self, call: Call) -> Iterator[Step]:
+        """The parts that receive what a call reads; memory for what it sends, and has itself."""
         assert isinstance(call.kernel, CudaKernel)
-        level = self._levels[call]
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             way = self._ways.way(buffer)
             if way is Way.BLOCK and buffer not in self._held:
@@ -280,6 +302,10 @@ class Assembly:
                 # A call behind this one may be in front of it in the segment.
                 first = min(self._levels[c] for c in self._calls if buffer in c.reads())
                 yield Step(kernel, (self._sent[buffer], held), None, first, reader, strides)
+
+    def _step(self, call: Call) -> Step:
+        """The part that a call becomes."""
+        assert isinstance(call.kernel, CudaKernel)
         operands: list[LoweredBuffer | Value] = []
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             places = [self._sent.get(buffer), self._held.get(buffer)]
@@ -289,10 +315,12 @@ class Assembly:
         if (share := self._shares.of.get(call)) is not None:
             pairs = zip(alone, share.strides, strict=True)
             strides = tuple(0 if size else stride for size, stride in pairs)
-            yield Step(share.kernel, tuple(operands), call, level, share.reader, strides)
-        else:  # the share that a block has is not where that of the point would be
-            strides = tuple(-size[1] if size else 0 for size in alone)
-            yield Step(call.kernel, tuple(operands), call, level, None, strides)
+            return Step(
+                share.kernel, tuple(operands), call, self._levels[call], share.reader, strides
+            )
+        # The share that a block has is not where that of the point would be.
+        strides = tuple(-size[1] if size else 0 for size in alone)
+        return Step(call.kernel, tuple(operands), call, self._levels[call], None, strides)
 
     def _held_at(self, count: int) -> list[int]:
         """By step, the end of the values that a block has."""

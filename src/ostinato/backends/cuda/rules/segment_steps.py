@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.joint_nests import JointNests, may_join
 from ostinato.backends.cuda.rules.joint_products import JointProducts
 from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.rules.rounded_products import RoundedProduct
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.dtypes import UINT16, DType
 from ostinato.ir.types import TensorType
@@ -25,7 +27,16 @@ if TYPE_CHECKING:
 else:
     weight_streams = LazyModule("ostinato.backends.cuda.render.weight_streams")
 
-__all__ = ["MOST_ARGUMENTS", "Step", "Value", "call_of", "in_order", "with_joint", "with_shares"]
+__all__ = [
+    "MOST_ARGUMENTS",
+    "Step",
+    "Value",
+    "call_of",
+    "in_order",
+    "rounded_step",
+    "with_joint",
+    "with_shares",
+]
 
 MOST_ARGUMENTS = 16
 """Arguments of a part, at most: shared memory has a table of all of them."""
@@ -38,7 +49,7 @@ class Step:
     Attributes:
         kernel: of the part.
         operands: by argument, what has its memory.
-        call: what it was made of, if it was made of one.
+        call: what it was made of, if it was made of one, or of the product that it begins with.
         level: the number of barriers before it.
         reader: the call of attention whose points are the shares that it is run for, or which it
             is.
@@ -193,10 +204,43 @@ def _have_same_rows(step: Step, other: Step) -> bool:
     return keys[0] == keys[1]
 
 
+def rounded_step(product: Step, nest: Step, result: int) -> Step:
+    """A product and the nest that rounds its tiles as one.
+
+    Args:
+        product, nest: the steps.
+        result: the position of what the nest reads among the product's arguments.
+    """
+    args, operands, at = _together([product, nest])
+    assert isinstance(product.kernel, Matmul)
+    assert isinstance(nest.kernel, CudaLoopNest)
+    kernel = RoundedProduct(args, (product.kernel, nest.kernel), at, nest.kernel.variables, result)
+    calls = tuple(step.call for step in (product, nest) if step.call is not None)
+    level = max(product.level, nest.level)
+    return Step(kernel, operands, product.call, level, None, (0,) * len(operands), calls)
+
+
 def _joint(group: Sequence[Step]) -> Step:
     """Several steps as one."""
     first = group[0]
-    operands = dict(pair for step in group for pair in _strides(step))
+    args, operands, at = _together(group)
+    strides = dict(pair for step in group for pair in _strides(step))
+    kernels, variables = tuple(step.kernel for step in group), group[-1].kernel.variables
+    products = tuple(kernel for kernel in kernels if isinstance(kernel, Matmul))
+    kernel = (
+        JointProducts(args, products, at, variables)
+        if products
+        else JointNests(args, kernels, at, variables)
+    )
+    calls = tuple(step.call for step in group if step.call is not None)
+    return Step(kernel, operands, None, first.level, first.reader, tuple(strides.values()), calls)
+
+
+def _together(
+    group: Sequence[Step],
+) -> tuple[tuple[Arg, ...], tuple[LoweredBuffer | Value, ...], tuple[tuple[int, ...], ...]]:
+    """The arguments of several steps, each once; what has their memory; by step, their places."""
+    operands = tuple(dict.fromkeys(operand for step in group for operand in step.operands))
     places = {operand: place for place, operand in enumerate(operands)}
     reads, writes = [False] * len(places), [False] * len(places)
     dtypes = [UINT16] * len(places)
@@ -206,18 +250,7 @@ def _joint(group: Sequence[Step]) -> Step:
             writes[places[operand]] |= arg.writes
             dtypes[places[operand]] = arg.dtype
     args = tuple(map(Arg, dtypes, reads, writes))
-    at = tuple(tuple(places[operand] for operand in step.operands) for step in group)
-    kernels, variables = tuple(step.kernel for step in group), group[-1].kernel.variables
-    products = tuple(kernel for kernel in kernels if isinstance(kernel, Matmul))
-    kernel = (
-        JointProducts(args, products, at, variables)
-        if products
-        else JointNests(args, kernels, at, variables)
-    )
-    calls = tuple(step.call for step in group if step.call is not None)
-    return Step(
-        kernel, tuple(operands), None, first.level, first.reader, tuple(operands.values()), calls
-    )
+    return args, operands, tuple(tuple(places[o] for o in step.operands) for step in group)
 
 
 def _received_as(step: Step) -> tuple[Call | None, DType]:
@@ -238,7 +271,7 @@ def _received(steps: Sequence[Step]) -> Step:
 
 def call_of(step: Step) -> Call:
     """The call that a part was made of; for one about packets, a call on memory for the values."""
-    if step.call is not None:
+    if step.call is not None and not step.joined:
         return step.call
     buffers = [
         operand

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import PartsKernel, PointKernel
+from ostinato.backends.cuda.rules.packets import UNIT_BYTES
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ostinato.backends.cuda.rules.rounded_products import is_rounded_by
+from ostinato.backends.cuda.rules.segment_steps import MOST_ARGUMENTS
+from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import Load, Store, extent_of, max_extent
@@ -59,6 +62,7 @@ class Way(enum.Enum):
     MEMORY = "by global memory, behind a barrier"
     TILES = "by global memory, on the block that has written it"
     BLOCK = "in the shared memory of each block, which has computed it"
+    ROUNDED = "in the memory of the block that has computed it, which rounds it tile by tile"
     REPEATED = "by global memory, which every block that reads it has written"
     PACKETS = "in packets, which are copied into the shared memory of each block"
     POLLED = "in packets, which are read where they are"
@@ -75,10 +79,20 @@ class Ways:
     Attributes:
         everywhere: the calls that every block runs for itself.
         tiles_of: by call, the one before it whose tiles go to the same blocks.
+        rounded: by call that rounds the tiles of a product where they are, the product.
     """
 
-    def __init__(self, calls: Sequence[Call], outside: Set[LoweredBuffer], shares: Shares) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        outside: Set[LoweredBuffer],
+        shares: Shares,
+        *,
+        rounds: bool = False,
+    ) -> None:
         self._shares = shares
+        self._rounds = rounds
+        self.rounded: dict[Call, Call] = {}
         self._writer: dict[LoweredBuffer, Call] = {}
         self._readers: dict[LoweredBuffer, list[Call]] = {}
         self._ways: dict[LoweredBuffer, Way] = {}
@@ -125,6 +139,9 @@ class Ways:
     def _decide(self, call: Call) -> None:
         """The ways of a call's results; those of the calls before it are known."""
         own = [buffer for buffer in call.writes() if buffer in self._own]
+        if call in self.rounded:
+            self._ways |= dict.fromkeys(own, Way.PACKETS)
+            return
         others = [buffer for buffer in call.writes() if buffer not in self._own]
         most = _REPEATED_STORES if others else _REPEATED_POINTS
         if (
@@ -140,7 +157,9 @@ class Ways:
             self._ways |= {buffer: Way.POLLED for buffer in own if self._is_polled(call, buffer)}
             return
         for buffer in own:
-            if isinstance(call.kernel, Matmul) and self._reads_tiles(call, buffer):
+            if self._rounds and self._is_rounded(call, buffer):
+                self._ways[buffer] = Way.ROUNDED
+            elif isinstance(call.kernel, Matmul) and self._reads_tiles(call, buffer):
                 self._ways[buffer] = Way.TILES
             elif not _is_sendable(call, buffer):
                 continue
@@ -217,6 +236,29 @@ class Ways:
             and elements <= _PACKET_ELEMENTS
             and (few or wanted or isinstance(kernel, PartsKernel))
         )
+
+    def _is_rounded(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether only a call that rounds them reads the tiles of a result, and all can be sent."""
+        readers = self._readers.get(buffer, [])
+        if len(readers) != 1 or not is_rounded_by(call, buffer, readers[0]):
+            return False
+        (reader,) = readers
+        if any(weight in self._writer for weight in _weights(call)):
+            return False
+        if len({*call.buffers, *reader.buffers}) > MOST_ARGUMENTS:
+            return False
+        for result in reader.writes():
+            dtype, users = result.type.dtype, self._readers.get(result, [])
+            if result not in self._own or result in self._shares.sizes:
+                return False
+            if result.nbytes // dtype.itemsize > _PACKET_ELEMENTS or not self._is_short(result):
+                return False
+            if dtype == INT8 and result.nbytes % UNIT_BYTES:
+                return False
+            if not users or not all(isinstance(user.kernel, Matmul) for user in users):
+                return False
+        self.rounded[reader] = call
+        return True
 
     def _reads_tiles(self, call: Call, buffer: LoweredBuffer) -> bool:
         """Whether all that read a result do so tile by tile; then they are bound to its blocks."""

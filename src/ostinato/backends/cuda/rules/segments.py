@@ -15,6 +15,7 @@ from ostinato.backends.cuda.abi import MOST_PARAMETER_BYTES, TENSOR_MAP_BYTES
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import PartsKernel, PointKernel
 from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.rules.rounded_products import RoundedProduct
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings, simplified
 from ostinato.backends.cuda.rules.segment_steps import MOST_ARGUMENTS
 from ostinato.backends.cuda.rules.topk import CudaTopK
@@ -243,6 +244,8 @@ def _assembled(
         if kernel.block_bytes <= _MOST_BLOCK_BYTES:
             break
         apart.add(assembly.longest_held(_MOST_BLOCK_BYTES))
+    if any(isinstance(p.kernel, RoundedProduct) and not p.streams for p in kernel.parts):
+        return _assembled(calls, others, replace(settings, round=False))
     return kernel, buffers, parts
 
 

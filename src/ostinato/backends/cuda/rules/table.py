@@ -94,6 +94,8 @@ class CudaLowering:
         one_block: let a single block run segments that are short enough.
         layers: loop over the code of a segment's parts that repeat.
         join: let a segment's short parts be one where they do not wait for each other.
+        wide_rings: whether blocks of a segment have rings, whatever else they have in shared
+            memory.
         split_reductions: reduce many elements to few results by two kernels.
         bulk_tiles: whether the device's own kernels copy the operands of large products in bulk:
             such products have their activations, and may be two at once.
@@ -112,6 +114,7 @@ class CudaLowering:
     one_block: bool = True
     layers: bool = True
     join: bool = True
+    wide_rings: bool = False
     split_reductions: bool = True
     bulk_tiles: bool = False
     rounds: bool = False
@@ -172,6 +175,7 @@ def lower_for_cuda(
             settings.one_block,
             settings.layers,
             settings.join,
+            settings.wide_rings,
         )
         calls = segments.form_segments(calls, kept, found)
     if settings.templates:
