@@ -92,9 +92,16 @@ def test_tiles_that_are_no_groups_are_rounded_by_all_blocks(session: ost.Session
     np.testing.assert_allclose(found.astype("f8"), expected.astype("f8"), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("least", [-127, -128])
-def test_bytes_are_sent_if_none_is_the_least(session: ost.Session, least: int) -> None:
-    """Scales for numbers of one sign bring negative ones to the ends of what there is."""
+@pytest.mark.parametrize(
+    ("ends", "apart"),
+    [
+        ((-127, 90), False),
+        ((-128, 90), True),
+        ((-127, 200), True),
+    ],
+)
+def test_which_bytes_are_sent(session: ost.Session, ends: tuple[int, int], apart: bool) -> None:
+    """Scales that are too small bring numbers to the ends of what there is."""
     g, rng = ost.Graph("bytes"), np.random.default_rng(8)
     codes = [
         g.constant(rng.integers(0, 256, (rows // 2, columns)).astype(np.uint8))
@@ -107,13 +114,13 @@ def test_bytes_are_sent_if_none_is_the_least(session: ost.Session, least: int) -
     made = g.int4_matmul(g.input("x", (1, 128)), codes[0], scales[0], group=32)
     groups = g.reshape(made, (1, 8, 32))
     sizes = g.divide(g.max(g.abs(groups), axis=-1, keepdims=True), 100.0)
-    whole = g.clip(g.round(g.divide(groups, sizes)), least, 90)
+    whole = g.clip(g.round(g.divide(groups, sizes)), *ends)
     row = g.reshape(g.cast(whole, "int8"), (1, 256))
     g.set_outputs(
         [g.blockwise_matmul(row, g.reshape(sizes, (1, 8)), codes[1], scales[1], group=32)]
     )
     compiled = session.compile(g)
-    assert bool(rounded(compiled)) is (least == -127)
+    assert bool(rounded(compiled)) is not apart
     given = {"x": rng.standard_normal((1, 128)).astype(np.float32)}
     expected = ost.Session("cpu").compile(g).run(given)[0]
     np.testing.assert_allclose(compiled.run(given)[0], expected, rtol=1e-5, atol=1e-5)

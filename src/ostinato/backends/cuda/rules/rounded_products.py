@@ -19,6 +19,8 @@ from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import (
     Apply,
+    Guard,
+    IndexValue,
     Load,
     Reduce,
     Stage,
@@ -45,6 +47,8 @@ __all__ = ["MOST_TILES", "RoundedProduct", "group_of", "is_rounded_by"]
 
 MOST_TILES = 8
 """Tiles that a block rounds at a time."""
+
+_GREATEST_BYTE = 127
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,22 +162,25 @@ def _is_local(stage: Stage, nest: CudaLoopNest, outer: Symbol, group: int) -> bo
     for scalar in reached([root for s in stage.statements for root in roots(s)]):
         if isinstance(scalar, Load) and (scalar.bindings or scalar.index != elements):
             return False
+        if isinstance(scalar, Guard | IndexValue):
+            return False
     return True
 
 
 def _is_sent(store: Store, nest: CudaLoopNest) -> bool:
-    """Whether what is stored may be sent: floats, and bytes that are not the least one."""
+    """Whether what is stored may be sent: floats, and bytes that are never the least one."""
     dtype = nest.args[store.buffer].dtype
     if dtype == INT8:
-        return _low_end(store.value) > -128
+        return _is_clipped(store.value)
     return dtype in (FLOAT32, FLOAT16, BFLOAT16)
 
 
-def _low_end(scalar: Scalar) -> float:
-    """A number that a converted one is not below."""
+def _is_clipped(scalar: Scalar) -> bool:
+    """Whether a number, perhaps converted, is between -127 and 127."""
     if not isinstance(scalar, Apply):
-        return float("-inf")
+        return False
     if scalar.op == "cast":
-        return _low_end(scalar.operands[0])
-    low = dict(scalar.attrs).get("min") if scalar.op == "clip" else None
-    return float(low) if isinstance(low, int | float) else float("-inf")
+        return _is_clipped(scalar.operands[0])
+    ends = [dict(scalar.attrs).get(name) for name in ("min", "max")]
+    within = (isinstance(end, int | float) and abs(end) <= _GREATEST_BYTE for end in ends)
+    return scalar.op == "clip" and all(within)
