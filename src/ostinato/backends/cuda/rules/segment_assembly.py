@@ -12,7 +12,8 @@ from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
 from ostinato.backends.cuda.rules.joint_nests import JointNests
 from ostinato.backends.cuda.rules.joint_products import products_of
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
-from ostinato.backends.cuda.rules.rounded_products import MOST_TILES, group_of
+from ostinato.backends.cuda.rules.rounded_products import MOST_TILES
+from ostinato.backends.cuda.rules.rounding_nests import group_of
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
 from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
 from ostinato.backends.cuda.rules.segment_shares import Shares

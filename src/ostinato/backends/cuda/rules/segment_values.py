@@ -18,7 +18,7 @@ from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import PartsKernel, PointKernel
 from ostinato.backends.cuda.rules.packets import UNIT_BYTES
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.backends.cuda.rules.rounded_products import is_rounded_by
+from ostinato.backends.cuda.rules.rounding_nests import is_rounded_by
 from ostinato.backends.cuda.rules.segment_steps import MOST_ARGUMENTS
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8
 from ostinato.lazy import LazyModule
