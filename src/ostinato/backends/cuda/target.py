@@ -106,8 +106,9 @@ class CudaTarget:
         )
 
 
-#: Shared memory of a block that leaves room for slots of a ring, whatever else there is.
-_WIDE_RING_BYTES = 170 << 10
+#: Shared memory of a block that leaves room for a ring beside all that there may be: values of a
+#: segment (48 KiB), a left operand (40), sums (9), tables and copies (34), four large stages (72).
+_WIDE_RING_BYTES = 208 << 10
 
 #: By architecture: multiprocessors, shared bytes of a block, threads of a multiprocessor.
 _TYPICAL = {

@@ -13,12 +13,11 @@ from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
 from ostinato.backends.cuda.rules.joint_nests import JointNests
 from ostinato.backends.cuda.rules.joint_products import JointProducts
 from ostinato.backends.cuda.rules.packets import ReceivePackets
-from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.table import lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
+from tests.backends.cuda.rules.found_segments import segment_of
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.cuda_emulation import backend
@@ -31,12 +30,6 @@ SM_90 = CudaTarget.of_arch("sm_90")
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
     return open_session("cudagrids")
-
-
-def segment_of(compiled: ost.CompiledGraph) -> Segment:
-    calls = [op for op in compiled.plan.prepared_ops if isinstance(op, KernelCall)]
-    (segment,) = (c.kernel.kernel for c in calls if isinstance(c.kernel.kernel, Segment))
-    return segment
 
 
 def attending(heads: int, key_heads: int, size: int, width: int = 32) -> ost.Graph:

@@ -8,8 +8,8 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.target import CudaTarget
+from tests.backends.cuda.rules.found_segments import segments_of
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
@@ -18,11 +18,6 @@ from tests.devices.registered import open_session
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
     return open_session("cudaoneblock")
-
-
-def segments_of(compiled: ost.CompiledGraph) -> list[Segment]:
-    found = (prepared.kernel for prepared in compiled.plan.kernels)
-    return [kernel for kernel in found if isinstance(kernel, Segment)]
 
 
 def router(d: Draw, tokens: int, width: int, experts: int, k: int) -> list[ost.Value]:

@@ -12,9 +12,8 @@ import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.rounded_products import RoundedProduct
-from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.target import CudaTarget
-from ostinato.plan.prepared import KernelCall
+from tests.backends.cuda.rules.found_segments import segment_of
 from tests.devices.registered import open_session
 
 APART = ost.CompileOptions(joint_parts=False)
@@ -23,12 +22,6 @@ APART = ost.CompileOptions(joint_parts=False)
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
     return open_session("cudagrids")
-
-
-def segment_of(compiled: ost.CompiledGraph) -> Segment:
-    calls = [op for op in compiled.plan.prepared_ops if isinstance(op, KernelCall)]
-    (segment,) = (c.kernel.kernel for c in calls if isinstance(c.kernel.kernel, Segment))
-    return segment
 
 
 def rounded(compiled: ost.CompiledGraph) -> list[CudaKernel]:
@@ -100,7 +93,9 @@ def test_tiles_that_are_no_groups_are_rounded_by_all_blocks(session: ost.Session
         ((-127, 200), True),
     ],
 )
-def test_which_bytes_are_sent(session: ost.Session, ends: tuple[int, int], apart: bool) -> None:
+def test_bytes_are_sent_if_none_is_the_least(
+    session: ost.Session, ends: tuple[int, int], apart: bool
+) -> None:
     """Scales that are too small bring numbers to the ends of what there is."""
     g, rng = ost.Graph("bytes"), np.random.default_rng(8)
     codes = [
@@ -124,3 +119,21 @@ def test_which_bytes_are_sent(session: ost.Session, ends: tuple[int, int], apart
     given = {"x": rng.standard_normal((1, 128)).astype(np.float32)}
     expected = ost.Session("cpu").compile(g).run(given)[0]
     np.testing.assert_allclose(compiled.run(given)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_segment_without_a_ring_rounds_in_every_block(session: ost.Session) -> None:
+    """Most of its weights follow from an input, so that none come through a ring."""
+    g, given = gated(256, 512, "bfloat16")
+    weights = g.exp(g.input("w", (256, 3000), "float32"))
+    (y,) = g.outputs.values()
+    g.set_outputs([y, g.matmul(g.cast(y, "float32"), weights)])
+    rng = np.random.default_rng(3)
+    given["w"] = rng.standard_normal((256, 3000)).astype(np.float32) / 9
+    compiled = session.compile(g)
+    assert not rounded(compiled)
+    for found, expected in zip(
+        compiled.run(given), ost.Session("cpu").compile(g).run(given), strict=True
+    ):
+        np.testing.assert_allclose(
+            found.astype("f8"), expected.astype("f8"), rtol=0.02, atol=1e-4 * np.abs(expected).max()
+        )

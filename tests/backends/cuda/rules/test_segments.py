@@ -25,6 +25,7 @@ from ostinato.dtypes import DType
 from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
 from tests.backends.cuda.render.recipe_kernels import kernels_of
+from tests.backends.cuda.rules.found_segments import segments_of
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.cuda_emulation.backend import CudaSegmentsBackend
@@ -37,12 +38,6 @@ SLOW = pytest.mark.slow
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
     return open_session("cudagrids")
-
-
-def segments_of(compiled: ost.CompiledGraph) -> list[Segment]:
-    calls = [op for op in compiled.plan.prepared_ops if isinstance(op, KernelCall)]
-    kernels = [call.kernel.kernel for call in calls]
-    return [kernel for kernel in kernels if isinstance(kernel, Segment)]
 
 
 def test_levels_follow_what_is_read_and_written(session: ost.Session) -> None:
