@@ -855,3 +855,17 @@ def test_short_inputs_that_several_parts_read_are_copied_by_each_block(
         given["mask"] = draw.random((3, 1)) < 0.5
         (found,), (wanted,) = compiled.run(given), plain.run(given)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [6656, 10240])
+def test_a_tile_may_have_more_stages_than_a_ring_has_slots(
+    session: ost.Session, depth: int
+) -> None:
+    d = Draw(ost.Graph("deep"), np.random.default_rng(depth))
+    x = d.g.tanh(d.of((1, depth), "float32", -1, 1))
+    weights = [
+        d.g.constant(d.rng.standard_normal((depth, columns)).astype(np.float32))
+        for columns in (20, 37)
+    ]
+    d.g.set_outputs([d.g.matmul(x, weight) for weight in weights])
+    check_streams(session, d)
