@@ -16,7 +16,9 @@ from ostinato.dtypes import (
     ALL_DTYPES,
     FLOAT32,
     FLOAT64,
+    INT8,
     NARROW_DTYPES,
+    UINT8,
     UINT32,
     DType,
 )
@@ -269,6 +271,52 @@ def test_quotients_round_to_the_same_whole_numbers() -> None:
         np.testing.assert_array_equal(found["both"], found["one"])
         zero = found["one"] == 0
         np.testing.assert_array_equal(*(np.signbit(part[zero]) for part in found.values()))
+
+
+def test_bytes_of_quotients_are_those_of_the_single_ops() -> None:
+    rng = np.random.default_rng(1)
+    scale = rng.uniform(1e-3, 1e3, 100_000).astype(np.float32)
+    halves = ((rng.integers(-140, 140, scale.size) + 0.5) * scale).astype(np.float32)
+    near = (halves.view(np.int32) + rng.integers(-3, 4, scale.size, np.int32)).view(np.float32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -3.4e38, 3e9], np.float32)
+    any_x, any_y = rng.integers(0, 1 << 32, (2, 100_000), np.uint32).view(np.float32)
+    x = np.concatenate([near, any_x, np.tile(special, 8)])
+    y = np.concatenate([scale, any_y, np.repeat(special, 8)])
+    with np.errstate(all="ignore"):
+        whole = np.rint(x / y)
+    for dtype, type_, least, greatest in (
+        (INT8, "signed char", -127, 127),
+        (INT8, "signed char", -128, 127),
+        (INT8, "signed char", -8, 7),
+        (UINT8, "unsigned char", 0, 255),
+        (UINT8, "unsigned char", 3, 200),
+    ):
+        given = f"<{type_}, {least}, {greatest}>"
+        cases = {
+            "both": (f"ost::byte_of_quotient{given}(x0, x1)", dtype),
+            "one": (f"ost::byte_of{given}(ost::divide(x0, x1))", dtype),
+        }
+        found = run(cases, (FLOAT32, x), (FLOAT32, y))
+        numbers = np.where(np.isnan(whole), 0, whole)
+        expected = np.clip(numbers, least, greatest).astype(dtype.numpy)
+        for name, bytes_ in found.items():
+            np.testing.assert_array_equal(bytes_, expected, err_msg=f"{name} {given}")
+
+
+def test_reciprocals_of_square_roots_are_within_a_unit_of_the_last_place() -> None:
+    rng = np.random.default_rng(2)
+    positive = rng.integers(1, 0x7F800000, 200_000, np.uint32).view(np.float32)
+    about_one = rng.uniform(0.25, 4, 200_000).astype(np.float32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -1.0, 1e-45, 3.4e38], np.float32)
+    x = np.concatenate([positive, about_one, special])
+    found = run({"k": ("ost::rsqrt(x0)", FLOAT32)}, (FLOAT32, x))["k"]
+    with np.errstate(all="ignore"):
+        expected = 1 / np.sqrt(x.astype(np.float64))
+        signed = np.where(x == 0, np.copysign(np.inf, x), expected)
+    np.testing.assert_array_equal(found[-8:-2], signed[-8:-2].astype(np.float32))
+    finite = np.isfinite(signed) & (signed != 0)
+    unit = np.spacing(signed[finite].astype(np.float32)).astype(np.float64)
+    assert (np.abs(found[finite] - signed[finite]) / unit).max() < 1
 
 
 INTEGERS = [dtype for dtype in ALL_DTYPES if dtype.is_integer]

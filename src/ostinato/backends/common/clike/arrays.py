@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.common.clike.dialect import Dialect
     from ostinato.backends.common.clike.scopes import Index
+    from ostinato.backends.common.clike.values import CValue
     from ostinato.dtypes import DType
 
 __all__ = ["Arrays", "NamedArrays"]
@@ -20,8 +21,8 @@ class Arrays(Protocol):
     def load(self, number: int, dtype: DType, index: Index) -> str:
         """An element, in the form that registers have."""
 
-    def store(self, number: int, dtype: DType, index: Index, value: str) -> Sequence[str]:
-        """The statements that store a register in an element."""
+    def store(self, number: int, index: Index, value: CValue) -> Sequence[str]:
+        """The statements that store a value of an array's dtype in an element."""
 
 
 class NamedArrays:
@@ -39,6 +40,5 @@ class NamedArrays:
     def load(self, number: int, dtype: DType, index: Index) -> str:
         return self._dialect.from_memory(f"{self._names[number]}[{index.text}]", dtype)
 
-    def store(self, number: int, dtype: DType, index: Index, value: str) -> Sequence[str]:
-        stored = self._dialect.to_memory(value, dtype)
-        return [f"{self._names[number]}[{index.text}] = {stored};"]
+    def store(self, number: int, index: Index, value: CValue) -> Sequence[str]:
+        return [f"{self._names[number]}[{index.text}] = {value.stored};"]

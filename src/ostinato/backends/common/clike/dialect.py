@@ -5,12 +5,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from ostinato.records import dataclass
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.dtypes import DType
+    from ostinato.lower.loopir.nodes import Apply, Scalar
 
-__all__ = ["Dialect"]
+__all__ = ["Dialect", "Joined"]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """An op, perhaps with others that only it reads, as one function of the library.
+
+    Attributes:
+        function: its name, perhaps with arguments of a template.
+        operands: of all ops together.
+        inner: the ops but the last one.
+    """
+
+    function: str
+    operands: tuple[Scalar, ...]
+    inner: tuple[Apply, ...]
 
 
 class Dialect(ABC):
@@ -65,14 +83,8 @@ class Dialect(ABC):
     def call(self, function: str, dtype: DType, *operands: str) -> str:
         """A function of the dialect's library, of operands of one dtype: ``floor_divide``, …"""
 
-    def function_of_both(self, op: str, inner: str, dtype: DType) -> str | None:
-        """The function of the library that computes an op of another one's result, if there is one.
-
-        Args:
-            op: the name of the op.
-            inner: that of the op whose result is its only operand.
-            dtype: of all operands and results.
-        """
+    def joined(self, scalar: Apply) -> Joined | None:
+        """The function that computes an op, perhaps with some that it reads; ``None``: its rule."""
         return None
 
     @abstractmethod
@@ -104,8 +116,14 @@ class Dialect(ABC):
         """An array's element in the form that registers have."""
 
     @abstractmethod
-    def to_memory(self, value: str, dtype: DType) -> str:
-        """A register in the form that arrays have, floats rounded to nearest even."""
+    def to_memory(self, value: str, dtype: DType, *, rounded: bool = False) -> str:
+        """A register in the form that arrays have, floats rounded to nearest even.
+
+        Args:
+            value: the register.
+            dtype: its dtype.
+            rounded: whether it is known to be a number of its dtype.
+        """
 
     @abstractmethod
     def bitcast(self, value: str, source: DType, target: DType) -> str:

@@ -9,7 +9,6 @@ from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.values import CValue, function, round_to
 from ostinato.backends.common.scalar_code import ScalarCode
 from ostinato.dtypes import INT32, INT64, DType
-from ostinato.lower.loopir.nodes import Apply
 from ostinato.variables import Dim, Expr, Symbol, provably_nonnegative
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.clike.arrays import Arrays
     from ostinato.backends.common.clike.values import Code
     from ostinato.lower.loopir.dependences import Dependences
-    from ostinato.lower.loopir.nodes import Guard, IndexValue, Store
+    from ostinato.lower.loopir.nodes import Apply, Guard, IndexValue, Scalar, Store
 
 __all__ = ["Scalars"]
 
@@ -68,21 +67,22 @@ class Scalars(ScalarCode[CValue, Scope]):
         return CValue(self.code, index.text, INT64 if index.wide else INT32)
 
     def _apply(self, scalar: Apply, scope: Scope) -> CValue:
-        joined = self._with_operand(scalar, scope)
+        joined = self._with_operands(scalar, scope)
         return super()._apply(scalar, scope) if joined is None else joined
 
-    def _with_operand(self, scalar: Apply, scope: Scope) -> CValue | None:
-        """The value of an op and of its operand by one function, if the dialect has one."""
-        inner, dialect = scalar.operands[0], self.code.dialect
-        if not isinstance(inner, Apply) or len(scalar.operands) > 1 or scalar.attrs or inner.attrs:
+    def _with_operands(self, scalar: Apply, scope: Scope) -> CValue | None:
+        """The value of an op and of those that it reads by one function, if the dialect has one."""
+        dialect = self.code.dialect
+        joined = dialect.joined(scalar)
+        if joined is None or any(self._is_known(inner, scope) for inner in joined.inner):
             return None
-        if any(operand.dtype != scalar.dtype for operand in (inner, *inner.operands)):
-            return None
-        name = dialect.function_of_both(scalar.op, inner.op, scalar.dtype)
-        if name is None or scope.find(lambda s: s.values.get(id(inner))) is not None:
-            return None
-        texts = [self.value(operand, scope).text for operand in inner.operands]
-        return self.code.keep(scalar.dtype, dialect.call(name, scalar.dtype, *texts))
+        texts = [self.value(operand, scope).text for operand in joined.operands]
+        return self.code.keep(scalar.dtype, dialect.call(joined.function, scalar.dtype, *texts))
+
+    @staticmethod
+    def _is_known(scalar: Scalar, scope: Scope) -> bool:
+        """Whether there is a variable with a value."""
+        return scope.find(lambda s: s.values.get(id(scalar))) is not None
 
     def _choice(self, guard: Guard, conditions: Sequence[Dim], scope: Scope) -> CValue:
         code = self.code
@@ -111,7 +111,7 @@ class Scalars(ScalarCode[CValue, Scope]):
     def put(self, buffer: int, dtype: DType, index: Dim, value: CValue, scope: Scope) -> None:
         """Writes ``value`` at ``index``."""
         at = self.indices.value(index, scope)
-        for line in self._arrays.store(buffer, dtype, at, value.astype(dtype).text):
+        for line in self._arrays.store(buffer, at, value.astype(dtype)):
             self.code.writer.line(line)
 
     def store(self, statement: Store, dtype: DType, scope: Scope) -> None:

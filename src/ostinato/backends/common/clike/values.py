@@ -87,6 +87,11 @@ class CValue(Element):
             return CValue(self.code, text, dtype)
         return self.code.keep(dtype, text, rounded=True)
 
+    @property
+    def stored(self) -> str:
+        """The value in the form that arrays of its dtype have."""
+        return self.code.dialect.to_memory(self.text, self.dtype, rounded=self.rounded)
+
     def bitcast(self, dtype: DType) -> CValue:
         """The same bits in memory read as a dtype of the same width."""
         return self.code.keep(dtype, self.code.dialect.bitcast(self.text, self.dtype, dtype))

@@ -102,15 +102,29 @@ inline float divide(float x, float y) {
 }
 inline double divide(double x, double y) { return x / y; }
 
-// The quotient, rounded to nearest and then to a whole number, halves to even. Most of `divide` is
-// not needed: quotients that are too small for an exact remainder are rounded to 0 all the same.
-inline float round_of_quotient(float x, float y) {
+// One over the square root, off by less than one unit of the last place. What is left of 1 is computed
+// as if the product had all of its bits.
+inline float rsqrt(float x) {
+    const float near = near_rsqrt(x), root = x * near, rest = ::fmaf(x, near, -root);
+    const float error = ::fmaf(-rest, near, ::fmaf(-root, near, 1.0f));
+    return is_usual(near) ? ::fmaf(0.5f * near, error, near) : near;
+}
+
+// A quotient that becomes a whole number next. Most of `divide` is not needed: quotients that are too
+// small for an exact remainder are rounded to 0 all the same, of either sign if that does not matter.
+template <bool KeepsSignOfZero>
+inline float quotient_to_round(float x, float y) {
     const float magnitude = ::fabsf(y);
     const float power = magnitude < 0x1p-100f ? 0x1p63f : magnitude > 0x1p100f ? 0x1p-63f : 1.0f;
     const float b = y * power, a = x * power, reciprocal = reciprocal_of(b), near = a * reciprocal;
     const float nearest = ::fmaf(::fmaf(-b, near, a), reciprocal, near);
-    return ::rintf(is_usual(near) ? nearest : near);
+    const bool usual =
+        KeepsSignOfZero ? is_usual(near) : ::fabsf(near) <= number<float>::greatest_finite();
+    return usual ? nearest : near;
 }
+
+// The quotient, rounded to nearest and then to a whole number, halves to even.
+inline float round_of_quotient(float x, float y) { return ::rintf(quotient_to_round<true>(x, y)); }
 
 // The divisor, or 1 where dividing by it has no result.
 template <class T>
@@ -257,6 +271,21 @@ inline float minimum(float x, float y) {
 template <class T>
 inline T sign(T x) {
     return x > (T)0 ? (T)1 : x < (T)0 ? (T)-1 : x == (T)0 ? (T)0 : x;  // -0 becomes 0, NaN stays
+}
+
+// Bytes of numbers that are rounded ---------------------------------------------------------------
+
+// The whole number that is nearest, halves to even, within limits; 0 for a NaN. Numbers of 24 bits
+// between 2^23 and 2^24 are whole: this one is in the low bits of such a sum. Instructions that round
+// and convert take the time of eight others.
+template <class To, int Least, int Greatest>
+inline To byte_of(float x) {
+    const float within = minimum(maximum(x == x ? x : 0.0f, (float)Least), (float)Greatest);
+    return (To)bits_as<unsigned>(within + 0x1.8p23f);
+}
+template <class To, int Least, int Greatest>
+inline To byte_of_quotient(float x, float y) {
+    return byte_of<To, Least, Greatest>(quotient_to_round<false>(x, y));
 }
 
 }  // namespace ost

@@ -44,6 +44,15 @@ inline float near_reciprocal(float x) {
     return 1.0f / x;
 #endif
 }
+inline float near_rsqrt(float x) {
+#ifdef __CUDA_ARCH__
+    float found;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(found) : "f"(x));
+    return found;
+#else
+    return 1.0f / ::sqrtf(x);
+#endif
+}
 inline float near_exp2(float x) {
 #ifdef __CUDA_ARCH__
     float found;

@@ -93,6 +93,9 @@ inline unsigned short bfloat16_bits(float x) {
 #endif
 }
 
+// The bits of a number that is a bfloat16.
+inline unsigned short high_bits(float x) { return (unsigned short)(bits_as<unsigned>(x) >> 16); }
+
 inline float from_bfloat16(unsigned short code) { return float_of((unsigned)code << 16); }
 
 inline float round_float16(float x) { return from_float16(float16_bits(x)); }

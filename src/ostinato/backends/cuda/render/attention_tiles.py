@@ -454,9 +454,8 @@ def query_pairs(
     lines = []
     for i in range(2):
         point = frame.point(depth, {**names, attention.spec.depth: f"(d + {i})"})
-        value = point.value(attention.spec.q, attention.spec.q.dtype).text
-        bits = point.scalars.code.dialect.to_memory(value, attention.spec.q.dtype)
-        point.writer.line(f"pair[{i}] = {bits};")
+        value = point.value(attention.spec.q, attention.spec.q.dtype)
+        point.writer.line(f"pair[{i}] = {value.stored};")
         lines.append(f"                    {{\n{point.text}\n                    }}")
     return "\n".join(lines)
 

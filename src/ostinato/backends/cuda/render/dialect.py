@@ -6,7 +6,7 @@ import functools
 import math
 import struct
 
-from ostinato.backends.common.clike.dialect import Dialect
+from ostinato.backends.common.clike.dialect import Dialect, Joined
 from ostinato.dtypes import (
     BFLOAT16,
     BOOL,
@@ -23,6 +23,7 @@ from ostinato.dtypes import (
     UINT64,
     DType,
 )
+from ostinato.lower.loopir.nodes import Apply
 
 __all__ = ["CudaDialect"]
 
@@ -39,9 +40,6 @@ _REGISTERS = {
     FLOAT32: "float",
     FLOAT64: "double",
 }
-
-#: Functions of float32 that take the place of two ops, the second of the first one's result.
-_BOTH = {("round", "divide"): "round_of_quotient"}
 
 _SUFFIXES = {INT64: "LL", UINT32: "u", UINT64: "ULL"}
 
@@ -77,8 +75,35 @@ class CudaDialect(Dialect):
     def call(self, function: str, dtype: DType, *operands: str) -> str:
         return f"ost::{function}({', '.join(operands)})"
 
-    def function_of_both(self, op: str, inner: str, dtype: DType) -> str | None:
-        return _BOTH.get((op, inner)) if dtype == FLOAT32 else None
+    def joined(self, scalar: Apply) -> Joined | None:
+        if scalar.op == "cast":
+            return self._rounded_byte(scalar)
+        if scalar.op == "rsqrt":
+            (x,) = scalar.operands
+            return Joined("rsqrt", (x,), ()) if {x.dtype, scalar.dtype} == {FLOAT32} else None
+        quotient = _operand(scalar, "divide") if scalar.op == "round" else None
+        if quotient is None:
+            return None
+        return Joined("round_of_quotient", quotient.operands, (quotient,))
+
+    def _rounded_byte(self, cast: Apply) -> Joined | None:
+        """A byte that is what was rounded and brought within whole limits, if it is that."""
+        clip = _operand(cast, "clip") if cast.dtype in (INT8, UINT8) else None
+        whole = None if clip is None else _operand(clip, "round")
+        if clip is None or whole is None:
+            return None
+        attrs, numbers = dict(clip.attrs), []
+        for name in ("min", "max"):
+            limit = attrs.get(name)
+            if not isinstance(limit, int | float) or limit not in _VALUES[cast.dtype]:
+                return None
+            numbers.append(int(limit))
+        of_type = f"<{self.register_type(cast.dtype)}, {numbers[0]}, {numbers[1]}>"
+        quotient = _operand(whole, "divide")
+        if quotient is None:
+            return Joined(f"byte_of{of_type}", whole.operands, (clip, whole))
+        inner = (clip, whole, quotient)
+        return Joined(f"byte_of_quotient{of_type}", quotient.operands, inner)
 
     def operator(self, operator: str, dtype: DType, left: str, right: str) -> str:
         if operator == "/" and _held(dtype) == FLOAT32:
@@ -128,9 +153,11 @@ class CudaDialect(Dialect):
             return f"ost::from_narrow<ost::{dtype.name}>({value})"
         return value
 
-    def to_memory(self, value: str, dtype: DType) -> str:
+    def to_memory(self, value: str, dtype: DType, *, rounded: bool = False) -> str:
         if dtype == BOOL:
             return f"(unsigned char){value}"
+        if dtype == BFLOAT16 and rounded:
+            return f"ost::high_bits({value})"
         if dtype in (FLOAT16, BFLOAT16):
             return f"ost::{dtype.name}_bits({value})"
         if dtype.is_narrow:
@@ -161,6 +188,18 @@ class CudaDialect(Dialect):
         if source == FLOAT64:
             return self.round(f"ost::round_to_odd({value})", target)
         return f"(double){value}" if target == FLOAT64 else self.round(value, target)
+
+
+#: The values of bytes.
+_VALUES = {INT8: range(-128, 128), UINT8: range(256)}
+
+
+def _operand(scalar: Apply, op: str) -> Apply | None:
+    """The only operand of an op, if it is the result of such an op of float32."""
+    (inner, *others) = scalar.operands
+    if others or not isinstance(inner, Apply) or inner.op != op:
+        return None
+    return inner if {inner.dtype, *(each.dtype for each in inner.operands)} == {FLOAT32} else None
 
 
 @functools.cache

@@ -132,7 +132,7 @@ def packed_values(
         inside = point.scope.child({results.column: index})
         for load, name in loads:
             element = dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
-            inside.values[id(load)] = scalars.code.keep(load.dtype, element)
+            inside.values[id(load)] = scalars.code.keep(load.dtype, element, rounded=True)
         sums = [CValue(scalars.code, f"{each}.at[{lane}]", results.acc) for each in totals]
         for store, name in zip(stores, stored, strict=True):
             for scalar in reached(roots(store)):
@@ -140,7 +140,7 @@ def packed_values(
                     inside.values[id(scalar)] = sums[scalar.number]
             dtype = dtypes[store.buffer]
             value = scalars.value(store.value, inside).astype(dtype)
-            writer.line(f"{name}.at[{lane}] = {dialect.to_memory(value.text, dtype)};")
+            writer.line(f"{name}.at[{lane}] = {value.stored};")
     return stored
 
 

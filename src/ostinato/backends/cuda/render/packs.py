@@ -159,7 +159,7 @@ def packed_body(
         inside.values.update(base.values)
         for load, name in packs:
             element = code.dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
-            inside.values[id(load)] = code.code.keep(load.dtype, element)
+            inside.values[id(load)] = code.code.keep(load.dtype, element, rounded=True)
         code.evaluate(stage.statements, inside)
         names = iter(results)
         for statement in stage.statements:
@@ -168,8 +168,7 @@ def packed_body(
                 continue
             dtype = code.dtype(statement.buffer)
             value = scalars.value(statement.value, inside).astype(dtype)
-            stored = code.dialect.to_memory(value.text, dtype)
-            writer.line(f"{next(names)}.at[{lane}] = {stored};")
+            writer.line(f"{next(names)}.at[{lane}] = {value.stored};")
     for store, name in zip(stores, results, strict=True):
         if store.buffer in kept.temps:
             continue

@@ -223,9 +223,8 @@ def _left(matmul: Matmul, frame: Frame, depths: int, names: Mapping[Symbol, str]
     for i in range(depths):
         point = frame.point(5, {**names, matmul.k[0]: f"(k + {i})"})
         with point.writer.block(f"if (k + {i} < depth)"):
-            value = point.value(matmul.a, matmul.a.dtype).text
-            bits = point.scalars.code.dialect.to_memory(value, matmul.a.dtype)
-            point.writer.line(f"left[half][{i}] = {bits};")
+            value = point.value(matmul.a, matmul.a.dtype)
+            point.writer.line(f"left[half][{i}] = {value.stored};")
         lines.append(point.text)
     return "\n".join(lines)
 

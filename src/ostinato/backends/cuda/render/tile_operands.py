@@ -207,9 +207,7 @@ class TileOperand:
         scalar = self.matmul.b if self.is_right else self.matmul.a
         unraveled, inner = self.frame.unravel(self.matmul.k, "k", 5)
         point = self.frame.point(5, {**names, **inner})
-        value = point.value(scalar, scalar.dtype).text
-        bits = point.scalars.code.dialect.to_memory(value, scalar.dtype)
-        point.writer.line(f"bits = {bits};")
+        point.writer.line(f"bits = {point.value(scalar, scalar.dtype).stored};")
         lines, length = values["lines"], values["length"]
         along = self.by_rows or runs_along(scalar, self.matmul.k[-1])
         at = (f"i / {length}", f"i % {length}") if along else (f"i % {lines}", f"i / {lines}")

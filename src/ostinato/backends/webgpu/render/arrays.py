@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.backends.common.clike.scopes import Index
+    from ostinato.backends.common.clike.values import CValue
     from ostinato.backends.webgpu.kernel import Bindings
     from ostinato.lower.loopir.nodes import Arg
 
@@ -73,14 +74,13 @@ class KernelArrays:
             return f"{temp.name}({temp.start}, {word(index)})"
         return _DIALECT.from_memory(f"{temp.name}[{temp.start} + {word(index)}]", dtype)
 
-    def store(self, number: int, dtype: DType, index: Index, value: str) -> Sequence[str]:
+    def store(self, number: int, index: Index, value: CValue) -> Sequence[str]:
         temp = self.temps.get(number)
         if temp is not None:
             if temp.dtype is not None:
-                return [f"put{temp.name}({temp.start}, {word(index)}, {value});"]
-            stored = _DIALECT.to_memory(value, dtype)
-            return [f"{temp.name}[{temp.start} + {word(index)}] = {stored};"]
-        return [f"{self.putting(number)}({word(index)}, {value});"]
+                return [f"put{temp.name}({temp.start}, {word(index)}, {value.text});"]
+            return [f"{temp.name}[{temp.start} + {word(index)}] = {value.stored};"]
+        return [f"{self.putting(number)}({word(index)}, {value.text});"]
 
     def putting(self, number: int) -> str:
         """The function that stores an element, whichever threads store the others of its word."""

@@ -294,8 +294,10 @@ class WgslDialect(Dialect):
         """An element of an array in workgroup memory, which has the form of registers."""
         return f"{value} != 0u" if dtype == BOOL else value
 
-    def to_memory(self, value: str, dtype: DType) -> str:
-        return f"u32({value})" if dtype == BOOL else self.round(value, dtype)
+    def to_memory(self, value: str, dtype: DType, *, rounded: bool = False) -> str:
+        if dtype == BOOL:
+            return f"u32({value})"
+        return value if rounded else self.round(value, dtype)
 
     def bitcast(self, value: str, source: DType, target: DType) -> str:
         if source.itemsize == INT64.itemsize:

@@ -114,7 +114,7 @@ class RunningReduction:
             self._take([self._from_lane(value, step) for value in self._values])
         with writer.block(f"if (thread % {width} == 0u)"):
             for value, array in zip(self._values, arrays, strict=True):
-                kept = code.dialect.to_memory(value.text, value.dtype)
+                kept = value.stored
                 writer.line(f"{array}[thread / {width}] = {kept};")
         writer.line("workgroupBarrier();")
         first = code.declare("q", f"thread / {members}u * ({members}u / {width})", "u32")
@@ -128,23 +128,23 @@ class RunningReduction:
     def _from_lane(self, value: CValue, step: str) -> CValue:
         """The value of the thread whose number in the subgroup differs in one bit."""
         code = self.code
-        moved = code.dialect.to_memory(value.text, value.dtype)
+        moved = value.stored
         text = code.dialect.from_memory(f"subgroupShuffleXor({moved}, {step})", value.dtype)
         return code.code.keep(value.dtype, text)
 
     def _by_halves(self, members: int, arrays: list[str]) -> None:
         """Half of the threads take the states of the other half, again and again."""
-        code, writer = self.code, self.code.writer
+        writer = self.code.writer
         kept = [array + "[thread]" for array in arrays]
         for value, place in zip(self._values, kept, strict=True):
-            writer.line(f"{place} = {code.dialect.to_memory(value.text, value.dtype)};")
+            writer.line(f"{place} = {value.stored};")
         writer.line("workgroupBarrier();")
         step = writer.fresh("s")
         with writer.block(f"for (var {step} = {members // 2}u; {step} > 0u; {step} >>= 1u)"):
             with writer.block(f"if (thread % {members}u < {step})"):
                 self._take(self._read(arrays, f"thread + {step}"))
                 for value, place in zip(self._values, kept, strict=True):
-                    writer.line(f"{place} = {code.dialect.to_memory(value.text, value.dtype)};")
+                    writer.line(f"{place} = {value.stored};")
             writer.line("workgroupBarrier();")
         first = f"thread / {members}u * {members}u"
         for name, value in zip(self.names, self._read(arrays, first), strict=True):
