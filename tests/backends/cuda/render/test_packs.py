@@ -67,6 +67,20 @@ def test_masks_of_bits_are_read_by_words() -> None:
     assert "ost::pack<float, 4>::load(" in kernel.source(CudaTarget.of_arch("sm_90"))
 
 
+def test_rows_at_places_that_follow_from_data_are_read_by_neighbours() -> None:
+    """Where the place is the same along the row; places of their own are read one by one."""
+    target = CudaTarget.of_arch("sm_90")
+    sources = []
+    for along in (0, 1):
+        g = ost.Graph("taken")
+        table, ids = g.input("table", (640, 640), "bfloat16"), g.input("ids", (640,), "int32")
+        g.set_outputs([g.multiply(g.take(table, ids, axis=along), 2)])
+        (kernel,) = kernels_of(g)
+        sources.append(kernel.source(target))
+    loads = ["ost::pack<unsigned short, 8>::load(" in source for source in sources]
+    assert loads == [True, False]
+
+
 @pytest.mark.parametrize("name", INDICES)
 def test_neighbours(name: str) -> None:
     index, expected = INDICES[name]

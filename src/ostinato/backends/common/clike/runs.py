@@ -21,7 +21,10 @@ __all__ = ["begins_aligned", "is_same", "loads_along"]
 def loads_along(
     statements: Iterable[Statement], axis: Symbol, dependences: Dependences
 ) -> list[Load] | None:
-    """The loads that differ along ``axis``; ``None`` if one stands under a guard."""
+    """The loads that differ along ``axis``.
+
+    ``None``, if one stands under a guard, or at a place that follows from data along the axis.
+    """
     seen: dict[tuple[Scalar, bool], None] = {}
     waiting = [(root, False) for statement in statements for root in roots(statement)]
     while waiting:
@@ -29,8 +32,10 @@ def loads_along(
         if axis not in dependences.of(scalar) or (scalar, guarded) in seen:
             continue
         seen[scalar, guarded] = None
-        if isinstance(scalar, Load) and (guarded or scalar.bindings):
-            return None
+        if isinstance(scalar, Load):
+            found = any(axis in dependences.of(binding.value) for binding in scalar.bindings)
+            if guarded or found:
+                return None
         inner = guarded or isinstance(scalar, Guard)
         waiting.extend((operand, inner) for operand in operands(scalar))
     return [scalar for scalar, _ in seen if isinstance(scalar, Load)]
