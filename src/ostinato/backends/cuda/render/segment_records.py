@@ -10,13 +10,24 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.segment_layout import RECORD_FIELDS
+from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
+from ostinato.dtypes import UINT16
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
     from ostinato.backends.cuda.render.segment_layout import SegmentLayout
 
-__all__ = ["ARGUMENTS", "ARRAYS", "PLACE", "part_numbers", "place", "table", "working_blocks"]
+__all__ = [
+    "ARGUMENTS",
+    "ARRAYS",
+    "PLACE",
+    "part_numbers",
+    "place",
+    "space_table",
+    "table",
+    "working_blocks",
+]
 
 PLACE = 2
 """The first field of those that become the place of the block."""
@@ -52,8 +63,22 @@ def table(layout: SegmentLayout, name: str) -> str:
         rows.append(f"    {', '.join(map(str, fields))},")
     if layout.fetched:
         rows.append(f"    {', '.join(map(str, layout.fetched))},")
-    head = f"static __device__ const unsigned short {name}_records[{layout.table_size}] = {{"
+    size = layout.record_bytes // UINT16.itemsize  # zeros up to whole vectors
+    head = f"static __device__ const __align__(16) unsigned short {name}_records[{size}] = {{"
     return "\n".join([head, *rows, "};"])
+
+
+def space_table(layout: SegmentLayout, name: str) -> str:
+    """The places of a segment's spaces, as constants.
+
+    They are offsets, all of them even, in the memory of the block; with one added, in the packets.
+    """
+    found = [
+        space.offset + 1 if space.kind is SpaceKind.PACKETS else layout.value_start + space.offset
+        for space in layout.segment.spaces
+    ]
+    head = f"static __device__ const unsigned {name}_spaces[{len(found)}]"
+    return f"{head} = {{{', '.join(map(str, found))}}};"
 
 
 def part_numbers(layout: SegmentLayout, name: str) -> str:

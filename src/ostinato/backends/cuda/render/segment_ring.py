@@ -59,12 +59,17 @@ def form(layout: SegmentLayout, name: str) -> list[str]:
     ]
 
 
-def ring(layout: SegmentLayout, name: str) -> list[str]:
-    """Statements of a segment's kernel of this name: the ring, and the warp that fills it."""
-    lines = [
+def start(name: str) -> list[str]:
+    """Statements of a segment's kernel of this name that start the ring: all threads meet next."""
+    return [
         f"    ost::ring_of<{name}_ring> ring;",
-        "    if (threadIdx.x == 0) ring.start();",
-        "    __syncthreads();",
+        f"    if (threadIdx.x == {SEGMENT_BLOCK + 1}) ring.start();",
+    ]
+
+
+def ring(layout: SegmentLayout, name: str) -> list[str]:
+    """Statements of the warp that fills the ring."""
+    lines = [
         f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
         "        auto filled = ring;  // in registers: no function has its address",
         f"        for (int n = 0; n < {len(layout.fetched)}; n++) {{",

@@ -19,7 +19,6 @@ from ostinato.backends.cuda.render.segment_calls import call
 from ostinato.backends.cuda.render.segment_layers import SegmentLayers
 from ostinato.backends.cuda.render.segment_layout import RESIDENT, SegmentLayout
 from ostinato.backends.cuda.render.segment_records import ARGUMENTS, ARRAYS, PLACE
-from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 
 if TYPE_CHECKING:
@@ -111,6 +110,7 @@ class _Renderer:
                 ),
                 *(f.body.touching(f"{name}_{f.number}_touch") for f in layout.touching),
                 *([] if segment.alone else [segment_records.table(layout, name)]),
+                *([segment_records.space_table(layout, name)] if segment.spaces else []),
                 *([segment_records.part_numbers(layout, name)] if numbered else []),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 *opening(
@@ -164,8 +164,8 @@ class _Renderer:
             *self._addresses(),
             "    unsigned short* const records = "
             f"(unsigned short*)(memory + {layout.address_bytes});",
-            f"    for (int i = threadIdx.x; i < {layout.table_size}; i += {block})",
-            f"        records[i] = {self.name}_records[i];",
+            f"    ost::copy_vectors<{layout.record_bytes // 16}, {block}>"
+            f"(records, {self.name}_records);",
             f"    long long* const variables = (long long*)(memory + {layout.variable_start});",
             f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
             "        variables[i] = vars[i];",
@@ -173,32 +173,35 @@ class _Renderer:
                 f"    ost::copy_bytes(memory + {place}, b{i}, {nbytes}, threadIdx.x, {block});"
                 for i, (place, nbytes) in layout.copied.items()
             ),
+            *(segment_ring.start(self.name) if layout.streams else []),
             "    __syncthreads();",
             f"    for (int i = threadIdx.x; i < {len(layout.parts)}; i += {block})",
             f"        ost::find_place(records + i * {layout.width} + {PLACE});",
-            *(segment_ring.ring(layout, self.name) if layout.streams else ["    __syncthreads();"]),
+            "    __syncthreads();",
+            *(segment_ring.ring(layout, self.name) if layout.streams else []),
             *self._parts(),
         ]
 
     def _addresses(self) -> list[str]:
         """Statements that bring the addresses of arguments into memory that has an index."""
-        copied = self.layout.copied
-        found = [
-            f"memory + {copied[i][0]}" if i in copied else f"b{i}"
-            for i in range(len(self.segment.args))
-        ]
-        for space in self.segment.spaces:
-            if space.kind is SpaceKind.PACKETS:
-                found.append(f"(unsigned char*)b{self.segment.packets} + {space.offset}")
-            else:
-                found.append(f"memory + {self.layout.value_start + space.offset}")
-        lines = []
-        share = -(-len(found) * WARP // SEGMENT_BLOCK)
-        for first in range(0, len(found), share):
+        copied, count = self.layout.copied, len(self.segment.args)
+        found = [f"memory + {copied[i][0]}" if i in copied else f"b{i}" for i in range(count)]
+        lines, block = [], self.layout.launch.block
+        share = -(-count * WARP // block)
+        for first in range(0, count, share):
             lines.append(f"    if (threadIdx.x == {first // share * WARP}) {{")
             own = enumerate(found[first : first + share], first)
             lines += [f"        at[{i}] = {address};" for i, address in own]
             lines.append("    }")
+        if spaces := len(self.segment.spaces):
+            packets = "0" if self.segment.packets is None else f"b{self.segment.packets}"
+            lines += [
+                f"    for (int i = threadIdx.x; i < {spaces}; i += {block}) {{",
+                f"        const unsigned place = {self.name}_spaces[i];",
+                f"        at[{count} + i] = ost::is_odd(place) ? (const unsigned char*){packets}"
+                " + (place - 1) : memory + place;",
+                "    }",
+            ]
         return lines
 
     def _parts(self) -> list[str]:
