@@ -77,6 +77,15 @@ def test_tiles_are_rounded_where_they_are_made(
     )
 
 
+@pytest.mark.parametrize(("group", "way"), [(32, "__syncwarp();"), (64, "")])
+def test_the_warp_that_has_a_tile_rounds_it(session: ost.Session, group: int, way: str) -> None:
+    """Threads of a warp meet where those of the block would."""
+    graph, _ = gated(256, 512, "bfloat16", group)
+    compiled = session.compile(graph)
+    assert len(rounded(compiled)) == 2 * bool(way)
+    assert way in segment_of(compiled).source(CudaTarget.of_arch("sm_90"))
+
+
 def test_tiles_that_are_no_groups_are_rounded_by_all_blocks(session: ost.Session) -> None:
     graph, given = gated(512, 512, "bfloat16", group=64)
     compiled = session.compile(graph)

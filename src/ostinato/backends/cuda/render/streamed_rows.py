@@ -18,6 +18,7 @@ from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.early_elements import EarlyElements, each
 from ostinato.backends.cuda.render.frame import Frame, body_of
 from ostinato.backends.cuda.render.joint_bodies import aliases
+from ostinato.backends.cuda.render.mapping import mapping_of
 from ostinato.backends.cuda.render.ring_stages import COLUMNS, GROUPS, PIECE, WARPS
 from ostinato.backends.cuda.render.row_operands import INTEGERS, rows_of, stored
 from ostinato.backends.cuda.render.streamed_left import left_of
@@ -27,7 +28,7 @@ from ostinato.backends.cuda.rules.joint_kernels import JointKernels
 from ostinato.backends.cuda.rules.joint_products import JointProducts, products_of
 from ostinato.backends.cuda.rules.product import BlockwiseProduct
 from ostinato.backends.cuda.rules.rounded_products import MOST_TILES, RoundedProduct
-from ostinato.backends.cuda.target import SEGMENT_BLOCK
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, INT32
 from ostinato.lower.loopir.nodes import Load, Store, max_extent
 from ostinato.records import replace
@@ -80,14 +81,17 @@ $rounded        turn ^= 1;
 
 #: The tiles of a result, rounded by the block that has them.
 _ROUNDED = Template("""\
-        OST_SYNC();
+        $meet();
         {
             const int first_tile = first, step = (int)all.x;
-            const int there = ((int)columns / $width - first_tile + step - 1) / step;
-            const long long vars[] = {min(there, $together)};
+            const int rest = ((int)columns / $width - first_tile + step - 1) / step;
+            const int there = min(rest, $together);
+            const long long vars[] = {there};
             const ost::place own = {0}, all = {1};
 $aliases
+            if ($active) {
 $nest
+            }
         }
 """)
 
@@ -227,8 +231,11 @@ def _rounded(kernel: CudaKernel, target: CudaTarget, width: int, together: int) 
     """
     if not isinstance(kernel, RoundedProduct):
         return ""
-    nest = kernel.nest_of_tiles()
-    made = nests.body(nest, replace(target, alone=True))
+    nest, inside = kernel.nest_of_tiles(), replace(target, alone=True)
+    # The warp that has a tile rounds it, an element for each thread, if it is that wide.
+    apart = replace(inside, vector_accesses=False)
+    by_warps = width == WARP == mapping_of(nest, apart).members
+    made = nests.body(nest, apart if by_warps else inside)
     assert not made.arrays, f"{kernel.name} has no arrays"
     assert not made.dynamic, f"{kernel.name} has no temps"
     names = aliases(kernel.places[1])
@@ -241,6 +248,8 @@ def _rounded(kernel: CudaKernel, target: CudaTarget, width: int, together: int) 
     return _ROUNDED.substitute(
         width=width,
         together=together,
+        meet="__syncwarp" if by_warps else "OST_SYNC",
+        active=f"(int)threadIdx.x / {WARP} < there" if by_warps else "true",
         aliases="\n".join(f"            {name}" for name in names),
         nest=made.text,
     )
