@@ -220,10 +220,30 @@ class SegmentLayers:
         name = f"{self.name}_{function.number}"
         arrays = f"memory + {layout.pool_start(layout.parts[number])}"
         addresses = self._addresses(found, number)
-        lines = ["OST_SYNC();", *call(layout, function, name, arrays, addresses)]
+        lines = call(layout, function, name, arrays, addresses)
+        if not self._have_met(found, number):
+            lines.insert(0, "OST_SYNC();")
         if layout.stamped:
             lines += ["OST_SYNC();", f"log.end_part(numbers[first + {number - found.begin}]);"]
         return lines
+
+    def _have_met(self, found: Repetition, number: int) -> bool:
+        """Whether a block's threads have met when it comes to a part: the one before it ends so."""
+        layout, before = self.layout, number - 1
+        if before < found.begin or layout.parts[number].shares_of is not None:
+            return False
+        if layout.brought(layout.functions[before]) is None:
+            return False
+        return all(
+            self._working(other) <= self._working(previous)
+            for other, previous in zip(found.like(number), found.like(before), strict=False)
+        )
+
+    def _working(self, number: int) -> set[int]:
+        """The blocks that have work of a part."""
+        first, count = self.blocks[number]
+        grid = self.layout.launch.grid
+        return {(first + i) % grid for i in range(count)}
 
     def _addresses(self, found: Repetition, number: int) -> list[str]:
         """Those of the arguments of a part, then of the packets of those that it receives.
