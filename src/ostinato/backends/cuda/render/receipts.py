@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.chained_nests import ChainedNests
 from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.records import dataclass, replace
 
@@ -73,7 +74,9 @@ class Receipts:
 def _whole_row(part: Part, held: int, count: int, target: CudaTarget) -> int | None:
     """The argument by which a part loads a value of so many elements into registers, once."""
     kernel = part.kernel
-    if not isinstance(kernel, CudaLoopNest) or not part.everywhere or part.shares_of is not None:
+    if not isinstance(kernel, CudaLoopNest | ChainedNests):
+        return None
+    if not part.everywhere or part.shares_of is not None:
         return None
     if part.arguments.count(held) != 1:
         return None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import streamed_rows, weight_streams
+from ostinato.backends.cuda.rules.chained_nests import ChainedNests
 from ostinato.backends.cuda.rules.packets import ReceivePackets
 from ostinato.records import dataclass, replace
 from ostinato.variables import bounds
@@ -125,9 +126,9 @@ class SegmentFunction:
             self.blocks, dynamic = launch.grid, launch.shared_bytes
         assert body is not None, f"{kernel.name} is part of a segment"
         self.operand: Operand | None = None
-        if isinstance(kernel, CudaLoopNest) and part.shares_of is None:
+        if isinstance(kernel, CudaLoopNest | ChainedNests) and part.shares_of is None:
             short = _short_operands(kernel, how.lasting)
-            body = replace(body, touch=_touch(short))
+            body = replace(body, touch=_touch(short, body))
             aligned = len(short) == 1 and not (short[0].offset | short[0].nbytes) % _BULK_BYTES
             if part.everywhere and aligned:
                 self.operand = short[0]
@@ -142,16 +143,17 @@ class SegmentFunction:
         return [argument for stream in self.streams for argument in stream.arguments]
 
 
-def _touch(operands: Sequence[Operand]) -> str:
+def _touch(operands: Sequence[Operand], body: Body) -> str:
     """Statements that bring short operands into the cache; see :class:`Body`."""
-    first = "(const unsigned char*)b"
+    names = [parameter.rpartition(" ")[2] for parameter in body.parameters]
+    starts = [f"(const unsigned char*){names[o.argument]} + {o.offset}" for o in operands]
     return "".join(
-        f"    ost::prefetch({first}{o.argument} + {o.offset}, {o.nbytes}, threadIdx.x % 32, 32);\n"
-        for o in operands
+        f"    ost::prefetch({start}, {o.nbytes}, threadIdx.x % 32, 32);\n"
+        for start, o in zip(starts, operands, strict=True)
     )
 
 
-def _short_operands(nest: CudaLoopNest, lasting: Set[int]) -> list[Operand]:
+def _short_operands(nest: CudaLoopNest | ChainedNests, lasting: Set[int]) -> list[Operand]:
     """The operands of which a nest reads a short part."""
     found = []
     for number in sorted(lasting):

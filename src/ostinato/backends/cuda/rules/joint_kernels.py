@@ -46,7 +46,8 @@ class JointKernels(CudaKernel):
     def accesses(self) -> Iterator[Access]:
         for kernel, places in zip(self.kernels, self.places, strict=True):
             for access in kernel.accesses():
-                yield Access(places[access.position], access.index, access.writes)
+                if access.position < len(places):  # others are a nest's own temps
+                    yield Access(places[access.position], access.index, access.writes)
 
     def elements(self, position: int, *, writes: bool) -> Dim | None:
         total: Dim = 0

@@ -7,6 +7,7 @@ from itertools import compress, dropwhile
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.chained_nests import ChainedNests
 from ostinato.backends.cuda.rules.derived_values import without_derived
 from ostinato.backends.cuda.rules.inlined_values import with_inlined_values
 from ostinato.backends.cuda.rules.joint_nests import JointNests
@@ -84,7 +85,7 @@ class SegmentSettings:
         one_block: let a single block run parts that are short enough for that.
         layers: loop over the code of parts that repeat, instead of going by their records.
         join: make one part of short ones that blocks run for themselves, of products of the same
-            rows, and of nests one of which alone reads what the other one writes.
+            rows, and of nests one of which reads what the other one writes.
         round: round the tiles of products where they are made; it needs a ring.
     """
 
@@ -160,7 +161,7 @@ class Assembly:
             steps.insert(0, Step(ClearPackets((total,)), (packets,), None, 0))
         steps = with_shares(in_order(steps))
         if self._settings.join:
-            steps = with_joint(steps, self._alone(steps))
+            steps = with_joint(steps, self._alone(steps), self._ways.everywhere)
         buffers = [o for step in steps for o in step.operands if isinstance(o, LoweredBuffer)]
         buffers = list(dict.fromkeys(buffers))
         spaces, block_bytes = self._spaces(steps)
@@ -183,7 +184,7 @@ class Assembly:
         held, parts = self._held_at(len(steps)), []
         for number, step in enumerate(steps):
             same = None if step.call is None else self._ways.tiles_of.get(step.call)
-            repeated = isinstance(step.kernel, ReceivePackets | JointNests)
+            repeated = isinstance(step.kernel, ReceivePackets | JointNests | ChainedNests)
             parts.append(
                 Part(
                     step.kernel,

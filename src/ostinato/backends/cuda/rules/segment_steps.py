@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.chained_nests import ChainedNests, may_chain
 from ostinato.backends.cuda.rules.joint_nests import JointNests, may_join
 from ostinato.backends.cuda.rules.joint_products import JointProducts
 from ostinato.backends.cuda.rules.packets import ReceivePackets
@@ -135,23 +136,38 @@ def with_shares(steps: Sequence[Step]) -> list[Step]:
     return ordered
 
 
-def with_joint(steps: Sequence[Step], alone: Set[Step]) -> list[Step]:
-    """The steps, some as one with those in front of them that they do not wait for.
+def with_joint(steps: Sequence[Step], alone: Set[Step], everywhere: Set[Call]) -> list[Step]:
+    """The steps, some as one with those in front of them.
 
-    These are short ones for the same shares of attention, and products of the same rows whose
-    weights come through a ring.
+    These are short ones for the same shares of attention, products of the same rows whose weights
+    come through a ring, and nests that every block runs, one of which reads what another one
+    writes.
 
     Args:
         steps: in order.
         alone: products that stay as they are.
+        everywhere: the calls that every block runs for itself.
     """
     groups: list[list[Step]] = []
     for step in steps:
-        if groups and _joins(groups[-1], step, alone):
+        if groups and (_chains(groups[-1], step, everywhere) or _joins(groups[-1], step, alone)):
             groups[-1].append(step)
         else:
             groups.append([step])
     return [group[0] if len(group) == 1 else _joint(group) for group in groups]
+
+
+def _chains(group: Sequence[Step], step: Step, everywhere: Set[Call]) -> bool:
+    """Whether a step becomes one with the only one in front of it, which writes what it reads."""
+    (first, *others) = group
+    if others or not {first.call, step.call} <= everywhere or first.level != step.level:
+        return False
+    if first.reader is not None or step.reader is not None:
+        return False
+    operands = {*first.operands, *step.operands}
+    passed = {*first.written()} & {*step.operands}
+    few = len(operands) < MOST_ARGUMENTS  # with the packets of a row that it receives
+    return few and bool(passed) and may_chain(first.kernel, step.kernel)
 
 
 def _joins(group: Sequence[Step], step: Step, alone: Set[Step]) -> bool:
@@ -227,11 +243,14 @@ def _joint(group: Sequence[Step]) -> Step:
     strides = dict(pair for step in group for pair in _strides(step))
     kernels, variables = tuple(step.kernel for step in group), group[-1].kernel.variables
     products = tuple(kernel for kernel in kernels if isinstance(kernel, Matmul))
-    kernel = (
-        JointProducts(args, products, at, variables)
-        if products
-        else JointNests(args, kernels, at, variables)
-    )
+    nests = tuple(kernel for kernel in kernels if isinstance(kernel, CudaLoopNest))
+    kernel: CudaKernel
+    if products:
+        kernel = JointProducts(args, products, at, variables)
+    elif first.reader is None:
+        kernel = ChainedNests(args, (nests[0], nests[1]), at, variables)
+    else:
+        kernel = JointNests(args, kernels, at, variables)
     calls = tuple(step.call for step in group if step.call is not None)
     return Step(kernel, operands, None, first.level, first.reader, tuple(strides.values()), calls)
 

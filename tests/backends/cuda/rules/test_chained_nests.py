@@ -1,0 +1,107 @@
+"""Nests that every block runs, one of which reads what the other one writes, as one part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
+from ostinato.backends.cuda.rules.chained_nests import ChainedNests
+from ostinato.backends.cuda.target import CudaTarget
+from ostinato.records import replace
+from tests.backends.cuda.rules.found_segments import segment_of
+from tests.devices.registered import open_session
+
+APART = ost.CompileOptions(joint_parts=False)
+SM_90 = CudaTarget.of_arch("sm_90")
+
+#: A block that has all of a part, as the functions of a segment are made.
+INSIDE = replace(SM_90, block=256, alone=True, early_starts=False)
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return open_session("cudagrids")
+
+
+def chained(compiled: ost.CompiledGraph) -> list[ChainedNests]:
+    kernels = [part.kernel for part in segment_of(compiled).parts]
+    return [kernel for kernel in kernels if isinstance(kernel, ChainedNests)]
+
+
+def residual(width: int, dtype: str) -> tuple[ost.Graph, dict[str, Any]]:
+    """Two layers of a norm and two products, whose weights have 4 bits, and a row."""
+    g, rng = ost.Graph("residual"), np.random.default_rng(width)
+    x = g.input("x", (1, width), dtype)
+    of_dtype = x.dtype.numpy
+    y: ost.Value = x
+    for layer in range(2):
+        gain = g.constant(rng.uniform(0.5, 1.5, width).astype(of_dtype))
+        normed = g.rms_norm(y, gain)
+        for name in ("a", "b"):
+            made = (rng.standard_normal((width, width)) / width**0.5).astype(of_dtype)
+            normed = g.matmul(normed, g.param(f"{name}{layer}", made.shape, dtype, value=made))
+        y = g.add(y, normed)
+    g.set_outputs([y])
+    given = {"x": rng.standard_normal((1, width)).astype(of_dtype)}
+    return ost.quantize(g, "int4", min_elements=64), given
+
+
+def centred(width: int, group: int) -> tuple[ost.Graph, dict[str, Any]]:
+    """Two layers of a norm of a row, less the means of groups, and a product."""
+    g, rng = ost.Graph("centred"), np.random.default_rng(width)
+    x = g.input("x", (1, width), "bfloat16")
+    y: ost.Value = x
+    for _ in range(2):
+        gain = g.constant(rng.uniform(0.5, 1.5, width).astype(x.dtype.numpy))
+        groups = g.reshape(g.rms_norm(y, gain), (width // group, group))
+        groups = g.subtract(groups, g.mean(groups, axis=-1, keepdims=True))
+        weight = (rng.standard_normal((width, width)) / width**0.5).astype(x.dtype.numpy)
+        y = g.add(y, g.matmul(g.reshape(groups, (1, width)), g.constant(weight)))
+    g.set_outputs([y])
+    return g, {"x": rng.standard_normal((1, width)).astype(x.dtype.numpy)}
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "met"),
+    [
+        (2048, "bfloat16", False),  # each thread has eight numbers of both nests
+        (2048, "float16", False),
+        (256, "bfloat16", True),  # some threads have none
+        (96, "float32", True),
+    ],
+)
+def test_a_norm_and_what_rounds_its_result_are_one_part(
+    session: ost.Session, width: int, dtype: str, met: bool
+) -> None:
+    graph, given = residual(width, dtype)
+    compiled, apart = session.compile(graph), session.compile(graph, options=APART)
+    found = chained(compiled)
+    assert found
+    assert not chained(apart)
+    assert len(segment_of(apart).parts) >= len(segment_of(compiled).parts) + len(found)
+    texts = [kernel.body(INSIDE).text for kernel in found]
+    assert any("    }\n    OST_SYNC();\n    {" in text for text in texts) == met
+    compile_text(segment_of(compiled).source(SM_90), "sm_90")
+    np.testing.assert_array_equal(compiled.run(given)[0], apart.run(given)[0])
+
+
+def test_arrays_of_both_have_names_of_their_own(session: ost.Session) -> None:
+    """Several warps add up a row, and each group of what was made of it."""
+    graph, given = centred(1024, 512)
+    compiled = session.compile(graph)
+    bodies = [kernel.body(INSIDE) for kernel in chained(compiled)]
+    names = [[array.name for array in body.arrays] for body in bodies]
+    assert all(len({*of_part}) == len(of_part) for of_part in names)
+    assert any(name.startswith("chained_") for of_part in names for name in of_part)
+    apart = session.compile(graph, options=APART)
+    np.testing.assert_array_equal(compiled.run(given)[0], apart.run(given)[0])
+
+
+def test_nothing_is_a_kernel_of_its_own(session: ost.Session) -> None:
+    (first, *_) = chained(session.compile(residual(256, "bfloat16")[0]))
+    with pytest.raises(ost.OstinatoError, match="for themselves"):
+        first.source(SM_90)
