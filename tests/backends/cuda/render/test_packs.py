@@ -68,7 +68,7 @@ def test_masks_of_bits_are_read_by_words() -> None:
 
 
 def test_rows_at_places_that_follow_from_data_are_read_by_neighbours() -> None:
-    """Where the place is the same along the row; places of their own are read one by one."""
+    """A row whose place is the same for all of it; elements with places of their own are not."""
     target = CudaTarget.of_arch("sm_90")
     sources = []
     for along in (0, 1):
