@@ -35,8 +35,6 @@ inline void copy_vectors(void* to, const void* from) {
     for (int i = threadIdx.x; i < Count; i += Threads) ((part*)to)[i] = ((const part*)from)[i];
 }
 
-inline bool is_odd(unsigned x) { return (x & 1u) != 0; }
-
 // Puts the place of this block in a part into its record: `record` has the number of the blocks that
 // share the part, of those that have work (0: each has all of it for itself), the first of them, and
 // how many have work. The first two become the blocks that share it, and the number of this one

@@ -60,7 +60,10 @@ def form(layout: SegmentLayout, name: str) -> list[str]:
 
 
 def start(name: str) -> list[str]:
-    """Statements of a segment's kernel of this name that start the ring: all threads meet next."""
+    """Statements of a segment's kernel of this name that start the ring: all threads meet next.
+
+    A thread does so that brings no addresses into shared memory.
+    """
     return [
         f"    ost::ring_of<{name}_ring> ring;",
         f"    if (threadIdx.x == {SEGMENT_BLOCK + 1}) ring.start();",

@@ -198,8 +198,8 @@ class _Renderer:
             lines += [
                 f"    for (int i = threadIdx.x; i < {spaces}; i += {block}) {{",
                 f"        const unsigned place = {self.name}_spaces[i];",
-                f"        at[{count} + i] = ost::is_odd(place) ? (const unsigned char*){packets}"
-                " + (place - 1) : memory + place;",
+                f"        const unsigned char* const packets = (const unsigned char*){packets};",
+                f"        at[{count} + i] = place % 2 ? packets + (place - 1) : memory + place;",
                 "    }",
             ]
         return lines
