@@ -92,12 +92,12 @@ def _stays_with_threads(
 
 
 def _dealt(nest: CudaLoopNest, target: CudaTarget) -> int:
-    """The neighbours of a block's rows that each thread has, from as many times its number on.
+    """The neighbours of a block's rows that each thread has, if rows fill the block; else 0.
 
-    0, if it is not so.
+    Those of a thread are from as many times its number on.
     """
     mapping, points = mapping_of(nest, target), most_points(nest.outer_axes)
     kept, threads = mapping.kept, mapping.members * mapping.points
     if kept is None or kept.packs > 1 or points != mapping.points or threads != SEGMENT_BLOCK:
         return 0
-    return kept.lanes if kept.extent == mapping.members * kept.lanes else 0
+    return kept.lanes
