@@ -11,12 +11,17 @@ import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.chained_nests import ChainedNests
 from ostinato.backends.cuda.target import CudaTarget
+from ostinato.lower.loopir.nodes import Stage, Store
 from ostinato.records import replace
+from ostinato.variables import remainder
 from tests.backends.cuda.rules.found_segments import segment_of
 from tests.devices.registered import open_session
 
 APART = ost.CompileOptions(joint_parts=False)
 SM_90 = CudaTarget.of_arch("sm_90")
+
+#: The barrier between two nests.
+BARRIER = "    }\n    OST_SYNC();\n    {"
 
 #: A block that has all of a part, as the functions of a segment are made.
 INSIDE = replace(SM_90, block=256, alone=True, early_starts=False)
@@ -51,14 +56,15 @@ def residual(width: int, dtype: str) -> tuple[ost.Graph, dict[str, Any]]:
 
 
 def centred(width: int, group: int) -> tuple[ost.Graph, dict[str, Any]]:
-    """Two layers of a norm of a row, less the means of groups, and a product."""
+    """Two layers of a norm of a row, less the means of groups, with the row, and a product."""
     g, rng = ost.Graph("centred"), np.random.default_rng(width)
     x = g.input("x", (1, width), "bfloat16")
     y: ost.Value = x
     for _ in range(2):
         gain = g.constant(rng.uniform(0.5, 1.5, width).astype(x.dtype.numpy))
         groups = g.reshape(g.rms_norm(y, gain), (width // group, group))
-        groups = g.subtract(groups, g.mean(groups, axis=-1, keepdims=True))
+        less = g.subtract(groups, g.mean(groups, axis=-1, keepdims=True))
+        groups = g.add(less, g.reshape(y, groups.shape))  # the second nest reads the row, too
         weight = (rng.standard_normal((width, width)) / width**0.5).astype(x.dtype.numpy)
         y = g.add(y, g.matmul(g.reshape(groups, (1, width)), g.constant(weight)))
     g.set_outputs([y])
@@ -71,6 +77,7 @@ def centred(width: int, group: int) -> tuple[ost.Graph, dict[str, Any]]:
         (2048, "bfloat16", False),  # each thread has eight numbers of both nests
         (2048, "float16", False),
         (256, "bfloat16", True),  # some threads have none
+        (1024, "float32", True),  # four numbers of one, eight of the other
         (96, "float32", True),
     ],
 )
@@ -84,9 +91,28 @@ def test_a_norm_and_what_rounds_its_result_are_one_part(
     assert not chained(apart)
     assert len(segment_of(apart).parts) >= len(segment_of(compiled).parts) + len(found)
     texts = [kernel.body(INSIDE).text for kernel in found]
-    assert any("    }\n    OST_SYNC();\n    {" in text for text in texts) == met
+    assert any(BARRIER in text for text in texts) == met
     compile_text(segment_of(compiled).source(SM_90), "sm_90")
     np.testing.assert_array_equal(compiled.run(given)[0], apart.run(given)[0])
+
+
+def test_elements_that_change_places_are_behind_a_barrier(session: ost.Session) -> None:
+    """A norm whose halves change places: a thread reads what another one has written."""
+    (found, *_) = chained(session.compile(residual(2048, "bfloat16")[0]))
+    nest, other = found.kernels
+
+    def moved(stage: Stage) -> Stage:
+        statements = (
+            replace(each, index=remainder(each.index + 1024, 2048))
+            if isinstance(each, Store)
+            else each
+            for each in stage.statements
+        )
+        return replace(stage, statements=tuple(statements))
+
+    turned = replace(nest, stages=tuple(map(moved, nest.stages)))
+    texts = [replace(found, kernels=(k, other)).body(INSIDE).text for k in (nest, turned)]
+    assert [BARRIER in text for text in texts] == [False, True]
 
 
 def test_arrays_of_both_have_names_of_their_own(session: ost.Session) -> None:

@@ -92,12 +92,11 @@ def _stays_with_threads(
 
 
 def _dealt(nest: CudaLoopNest, target: CudaTarget) -> int:
-    """The neighbours of a block's rows that each thread has, if rows fill the block; else 0.
+    """The neighbours that each thread has of a nest's rows, all of them at once; 0: it is not so.
 
-    Those of a thread are from as many times its number on.
+    Where the rows are as long as all threads together have room for, those of a thread begin at as
+    many times its number.
     """
     mapping, points = mapping_of(nest, target), most_points(nest.outer_axes)
-    kept, threads = mapping.kept, mapping.members * mapping.points
-    if kept is None or kept.packs > 1 or points != mapping.points or threads != SEGMENT_BLOCK:
-        return 0
-    return kept.lanes
+    kept = mapping.kept
+    return 0 if kept is None or kept.packs > 1 or points != mapping.points else kept.lanes
