@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import ostinato as ost
@@ -10,6 +11,7 @@ from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.variables import Dim, Symbol, axis, floor_div, remainder, symbols
 from tests.backends.cuda.render.recipe_kernels import kernels_of
+from tests.devices.registered import open_session
 
 
 def _symbol(dim: Dim) -> Symbol:
@@ -69,15 +71,18 @@ def test_masks_of_bits_are_read_by_words() -> None:
 
 def test_rows_at_places_that_follow_from_data_are_read_by_neighbours() -> None:
     """A row whose place is the same for all of it; elements with places of their own are not."""
-    target = CudaTarget.of_arch("sm_90")
-    sources = []
+    target, session, loads = CudaTarget.of_arch("sm_90"), open_session("cudaemu"), []
+    rng = np.random.default_rng(0)
+    given = {"ids": rng.integers(0, 640, 640).astype(np.int32)}
     for along in (0, 1):
         g = ost.Graph("taken")
         table, ids = g.input("table", (640, 640), "bfloat16"), g.input("ids", (640,), "int32")
         g.set_outputs([g.multiply(g.take(table, ids, axis=along), 2)])
         (kernel,) = kernels_of(g)
-        sources.append(kernel.source(target))
-    loads = ["ost::pack<unsigned short, 8>::load(" in source for source in sources]
+        loads.append("ost::pack<unsigned short, 8>::load(" in kernel.source(target))
+        given["table"] = rng.standard_normal((640, 640)).astype(table.dtype.numpy)
+        (found,) = session.compile(g).run(given)
+        np.testing.assert_array_equal(found, given["table"].take(given["ids"], along) * 2)
     assert loads == [True, False]
 
 

@@ -127,6 +127,12 @@ def test_arrays_of_both_have_names_of_their_own(session: ost.Session) -> None:
     np.testing.assert_array_equal(compiled.run(given)[0], apart.run(given)[0])
 
 
+def test_a_row_that_both_read_is_not_received_by_one(session: ost.Session) -> None:
+    (both, one) = chained(session.compile(centred(1024, 512)[0]))
+    rows = [kernel.whole_rows(INSIDE) for kernel in (both, both.kernels[0], one, one.kernels[0])]
+    assert rows == [{}, {0: 1024}, {0: 1024}, {0: 1024}]
+
+
 def test_nothing_is_a_kernel_of_its_own(session: ost.Session) -> None:
     (first, *_) = chained(session.compile(residual(256, "bfloat16")[0]))
     with pytest.raises(ost.OstinatoError, match="for themselves"):
