@@ -11,6 +11,7 @@ from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.variables import Dim, Symbol, axis, floor_div, remainder, symbols
 from tests.backends.cuda.render.recipe_kernels import kernels_of
+from tests.devices.cuda_emulation.toolchain import COMPILER
 from tests.devices.registered import open_session
 
 
@@ -69,6 +70,7 @@ def test_masks_of_bits_are_read_by_words() -> None:
     assert "ost::pack<float, 4>::load(" in kernel.source(CudaTarget.of_arch("sm_90"))
 
 
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_rows_at_places_that_follow_from_data_are_read_by_neighbours() -> None:
     """A row whose place is the same for all of it; elements with places of their own are not."""
     target, session, loads = CudaTarget.of_arch("sm_90"), open_session("cudaemu"), []

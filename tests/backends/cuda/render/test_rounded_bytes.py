@@ -7,7 +7,10 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.target import CudaTarget
+from tests.devices.cuda_emulation.toolchain import COMPILER
 from tests.devices.registered import open_session
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 @pytest.fixture(scope="module")
