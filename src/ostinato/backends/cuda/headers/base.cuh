@@ -33,8 +33,8 @@ struct choice<false, A, B> {
     using type = B;
 };
 
-// A reciprocal, and a power of two, as the processor has them: within 1 and 2 units in the last place,
-// and 0 where they would be subnormal.
+// A reciprocal, that of a square root, and a power of two, as the processor has them: within 1, 2 and 2
+// units in the last place; the first and the last are 0 where they would be subnormal.
 inline float near_reciprocal(float x) {
 #ifdef __CUDA_ARCH__
     float found;
