@@ -38,7 +38,7 @@ def chained(compiled: ost.CompiledGraph) -> list[ChainedNests]:
 
 
 def residual(width: int, dtype: str) -> tuple[ost.Graph, dict[str, Any]]:
-    """Two layers of a norm and two products, whose weights have 4 bits, and a row."""
+    """Two layers of a norm and two products, by way of few columns, with weights of 4 bits."""
     g, rng = ost.Graph("residual"), np.random.default_rng(width)
     x = g.input("x", (1, width), dtype)
     of_dtype = x.dtype.numpy
@@ -46,9 +46,9 @@ def residual(width: int, dtype: str) -> tuple[ost.Graph, dict[str, Any]]:
     for layer in range(2):
         gain = g.constant(rng.uniform(0.5, 1.5, width).astype(of_dtype))
         normed = g.rms_norm(y, gain)
-        for name in ("a", "b"):
-            made = (rng.standard_normal((width, width)) / width**0.5).astype(of_dtype)
-            normed = g.matmul(normed, g.param(f"{name}{layer}", made.shape, dtype, value=made))
+        for name, shape in (("a", (width, 64)), ("b", (64, width))):
+            made = (rng.standard_normal(shape) / shape[0] ** 0.5).astype(of_dtype)
+            normed = g.matmul(normed, g.param(f"{name}{layer}", shape, dtype, value=made))
         y = g.add(y, normed)
     g.set_outputs([y])
     given = {"x": rng.standard_normal((1, width)).astype(of_dtype)}
@@ -65,8 +65,11 @@ def centred(width: int, group: int) -> tuple[ost.Graph, dict[str, Any]]:
         groups = g.reshape(g.rms_norm(y, gain), (width // group, group))
         less = g.subtract(groups, g.mean(groups, axis=-1, keepdims=True))
         groups = g.add(less, g.reshape(y, groups.shape))  # the second nest reads the row, too
-        weight = (rng.standard_normal((width, width)) / width**0.5).astype(x.dtype.numpy)
-        y = g.add(y, g.matmul(g.reshape(groups, (1, width)), g.constant(weight)))
+        row = g.reshape(groups, (1, width))
+        for shape in ((width, 64), (64, width)):
+            weight = (rng.standard_normal(shape) / shape[0] ** 0.5).astype(x.dtype.numpy)
+            row = g.matmul(row, g.constant(weight))
+        y = g.add(y, row)
     g.set_outputs([y])
     return g, {"x": rng.standard_normal((1, width)).astype(x.dtype.numpy)}
 
