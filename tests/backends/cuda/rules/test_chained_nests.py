@@ -9,11 +9,13 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
+from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.chained_nests import ChainedNests
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.lower.loopir.nodes import Stage, Store
 from ostinato.records import replace
 from ostinato.variables import remainder
+from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.backends.cuda.rules.found_segments import segment_of
 from tests.devices.registered import open_session
 
@@ -115,6 +117,21 @@ def test_elements_that_change_places_are_behind_a_barrier(session: ost.Session) 
 
     turned = replace(nest, stages=tuple(map(moved, nest.stages)))
     texts = [replace(found, kernels=(k, other)).body(INSIDE).text for k in (nest, turned)]
+    assert [BARRIER in text for text in texts] == [False, True]
+
+
+def test_rows_that_leave_threads_without_any_are_behind_a_barrier(session: ost.Session) -> None:
+    """Threads of a second row, whose elements do not begin at eight times their numbers."""
+    (found, *_) = chained(session.compile(residual(2048, "bfloat16")[0]))
+    (nest, other), texts = found.kernels, []
+    for rows, width in ((2, 1024), (2, 1000)):
+        g = ost.Graph("rows")
+        gain = g.input("gain", (width,), "float32")
+        g.set_outputs([g.rms_norm(g.input("x", (rows, width), "bfloat16"), gain)])
+        (several,) = kernels_of(g)
+        assert isinstance(several, CudaLoopNest)
+        assert [arg.writes for arg in several.args] == [arg.writes for arg in nest.args]
+        texts.append(replace(found, kernels=(several, other)).body(INSIDE).text)
     assert [BARRIER in text for text in texts] == [False, True]
 
 

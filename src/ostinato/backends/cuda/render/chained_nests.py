@@ -92,11 +92,12 @@ def _stays_with_threads(
 
 
 def _dealt(nest: CudaLoopNest, target: CudaTarget) -> int:
-    """The neighbours that each thread has of a nest's rows, all of them at once; 0: it is not so.
+    """The neighbours that each thread has of a nest's rows, from as many times its number on.
 
-    Where the rows are as long as all threads together have room for, those of a thread begin at as
-    many times its number.
+    0, if it is not so: rows that do not fill the threads of a point leave some without any.
     """
     mapping, points = mapping_of(nest, target), most_points(nest.outer_axes)
     kept = mapping.kept
-    return 0 if kept is None or kept.packs > 1 or points != mapping.points else kept.lanes
+    if kept is None or kept.packs > 1 or points != mapping.points:
+        return 0
+    return kept.lanes if kept.extent == mapping.members * kept.lanes else 0
