@@ -10,11 +10,12 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.render.segment_layers import SegmentLayers
+from ostinato.backends.cuda.render.segment_layout import SegmentLayout
 from ostinato.backends.cuda.rules.chained_nests import ChainedNests
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.lower.loopir.nodes import Stage, Store
 from ostinato.records import replace
-from ostinato.variables import remainder
 from tests.backends.cuda.render.recipe_kernels import kernels_of
 from tests.backends.cuda.rules.found_segments import segment_of
 from tests.devices.registered import open_session
@@ -39,13 +40,13 @@ def chained(compiled: ost.CompiledGraph) -> list[ChainedNests]:
     return [kernel for kernel in kernels if isinstance(kernel, ChainedNests)]
 
 
-def residual(width: int, dtype: str) -> tuple[ost.Graph, dict[str, Any]]:
-    """Two layers of a norm and two products, by way of few columns, with weights of 4 bits."""
+def residual(width: int, dtype: str, layers: int = 2) -> tuple[ost.Graph, dict[str, Any]]:
+    """Layers of a norm and two products, by way of few columns, with weights of 4 bits."""
     g, rng = ost.Graph("residual"), np.random.default_rng(width)
     x = g.input("x", (1, width), dtype)
     of_dtype = x.dtype.numpy
     y: ost.Value = x
-    for layer in range(2):
+    for layer in range(layers):
         gain = g.constant(rng.uniform(0.5, 1.5, width).astype(of_dtype))
         normed = g.rms_norm(y, gain)
         for name, shape in (("a", (width, 64)), ("b", (64, width))):
@@ -101,16 +102,14 @@ def test_a_norm_and_what_rounds_its_result_are_one_part(
     np.testing.assert_array_equal(compiled.run(given)[0], apart.run(given)[0])
 
 
-def test_elements_that_change_places_are_behind_a_barrier(session: ost.Session) -> None:
-    """A norm whose halves change places: a thread reads what another one has written."""
+def test_elements_that_are_stored_elsewhere_are_behind_a_barrier(session: ost.Session) -> None:
+    """A norm whose result is a pack further on: a thread reads what another one has written."""
     (found, *_) = chained(session.compile(residual(2048, "bfloat16")[0]))
     nest, other = found.kernels
 
     def moved(stage: Stage) -> Stage:
         statements = (
-            replace(each, index=remainder(each.index + 1024, 2048))
-            if isinstance(each, Store)
-            else each
+            replace(each, index=each.index + 8) if isinstance(each, Store) else each
             for each in stage.statements
         )
         return replace(stage, statements=tuple(statements))
@@ -151,6 +150,23 @@ def test_a_row_that_both_read_is_not_received_by_one(session: ost.Session) -> No
     (both, one) = chained(session.compile(centred(1024, 512)[0]))
     rows = [kernel.whole_rows(INSIDE) for kernel in (both, both.kernels[0], one, one.kernels[0])]
     assert rows == [{}, {0: 1024}, {0: 1024}, {0: 1024}]
+
+
+def test_threads_that_have_met_do_not_meet_again(session: ost.Session) -> None:
+    """Behind a part that ends with a barrier, in blocks that have run it."""
+    segment = segment_of(session.compile(residual(256, "bfloat16", layers=6)[0]))
+    layout = SegmentLayout(segment, SM_90)
+    ends = [layout.brought(function) is not None for function in layout.functions]
+    counts = []
+    for none in (False, True):  # whether no block runs such parts
+        layers = SegmentLayers(layout, "layers")
+        pairs = zip(layers.blocks, ends, strict=True)
+        layers.blocks = [(first, 0 if none and met else count) for (first, count), met in pairs]
+        counts.append("\n".join(layers.lines()).count("OST_SYNC();"))
+    assert layers.found is not None
+    of_layer = sum(ends[number] for number in layers.found.first)
+    assert of_layer > 0
+    assert counts[1] == counts[0] + of_layer
 
 
 def test_nothing_is_a_kernel_of_its_own(session: ost.Session) -> None:
