@@ -275,10 +275,13 @@ _EXACT = frozenset(
      "where", "maximum", "minimum", "clip", "sign", "floor", "ceil", "round", "trunc", "relu6"}
 )  # fmt: skip
 
-#: Ops whose results may follow from how operands, so many of them, are rounded: those that choose
-#: by products of two, where sums are nearly equal, and those that take a mean away, where elements
-#: are; what is left of these is divided by little more than the square root of ``eps``.
-_SENSITIVE = {"moe": 2, "layer_norm": 1, "group_norm": 1, "instance_norm": 1}
+#: Ops that choose by products of their first two operands: where sums are nearly equal, rounding
+#: decides.
+_CHOOSING = frozenset({"moe"})
+
+#: Ops that take a mean away: what rounding leaves where elements are equal is divided by little
+#: more than the square root of ``eps``. Of 16 bits, means are sums of float32: near enough.
+_CENTRED = frozenset({"layer_norm", "group_norm", "instance_norm"})
 
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -306,8 +309,10 @@ def perturbed(
                 values[value] = attrs["array"] if "array" in attrs else given[attrs["name"]]
                 continue
             operands = [values[v] for v in node.inputs]
-            if rng is not None and (count := _SENSITIVE.get(node.op.name)):
-                operands[:count] = [_as_if_rounded(operand, rng) for operand in operands[:count]]
+            if rng is not None and node.op.name in _CHOOSING:
+                operands[:2] = [_as_if_rounded(operand, rng) for operand in operands[:2]]
+            if rng is not None and node.op.name in _CENTRED and operands[0].dtype.itemsize > 2:
+                operands[0] = _as_if_rounded(operands[0], rng)
             results = reference.evaluate_node(node, operands)
             if rng is not None and node.op.name not in _EXACT:
                 results = [_moved(node, operands, r, v.dtype, rng)
@@ -337,8 +342,9 @@ def _moved(
         most = max((a.size for a in operands), default=0)
         reach *= max(1.0, most / result.size / 16)  # equal terms round the same way every time
     amount = 3 * coarse * np.abs(wide) + 16 * fine * max(reach, 1.0)
-    if op.name == "attention":  # tensor cores take weights, which add up to 1, of 16 bits
-        amount += (coarse if coarse > fine else 0.0) * _largest(operands[2])
+    if op.name == "attention" and coarse > fine:  # tensor cores take weights of 16 bits
+        sizes_of_values = [*operands[:2], np.abs(operands[2]), *operands[3:]]
+        amount = amount + coarse * reference.evaluate_node(node, sizes_of_values)[0]
     noise = amount * rng.uniform(-1, 1, wide.shape)
     if isinstance(op, Elementwise) and op.name not in _SUMMING:
         noise = np.where(wide == 0, 0, noise)
